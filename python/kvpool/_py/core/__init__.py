@@ -1,0 +1,1 @@
+"""Numbers and names that every layer uses."""

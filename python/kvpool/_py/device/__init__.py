@@ -1,0 +1,1 @@
+"""The device seam: where bytes lie, how they move, and in which order."""

@@ -1,0 +1,83 @@
+"""No bytes at all: addresses and accounting, for planning at a scale this machine does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool._py.core.ids import NO_EVENT
+from kvpool._py.core.math import round_up
+from kvpool._py.device.device import PAGE_BYTES, CopyTask
+from kvpool.errors import UnsupportedError
+
+_FIRST_ADDRESS = 1 << 40  # far above what a small program maps, so that a stray use faults
+
+
+class VirtualArena:
+    """A range of addresses that nobody may touch."""
+
+    __slots__ = ("address", "committed_bytes", "size")
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address = address
+        self.size = size
+        self.committed_bytes = 0
+
+    def commit(self, offset: int, size: int) -> None:
+        """Account for the bytes."""
+        self.committed_bytes += size
+
+    def decommit(self, offset: int, size: int) -> None:
+        """Account for the bytes."""
+        self.committed_bytes -= size
+
+    def view(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        """Refused: there are no bytes."""
+        raise UnsupportedError("the virtual device has no memory; use device='host' to see bytes")
+
+    def release(self) -> None:
+        """Nothing to give back; addresses are not reused."""
+        self.committed_bytes = 0
+
+
+class VirtualDevice:
+    """Decides exactly as the others do, at the cost of a counter."""
+
+    name = "virtual"
+    granularity = PAGE_BYTES
+    has_bytes = False
+
+    def __init__(self) -> None:
+        self._next_address = _FIRST_ADDRESS
+
+    def own_stream(self) -> int:
+        """Stream 0."""
+        return 0
+
+    def reserve(self, size: int) -> VirtualArena:
+        """The next addresses, 2 MiB aligned, upward from 2**40."""
+        arena = VirtualArena(self._next_address, round_up(max(size, 1), PAGE_BYTES))
+        self._next_address += arena.size
+        return arena
+
+    def record(self, stream: int) -> int:
+        """Always complete."""
+        return NO_EVENT
+
+    def wait(self, stream: int, event: int) -> None:
+        """Nothing to wait for."""
+
+    def query(self, event: int) -> bool:
+        """Always complete."""
+        return True
+
+    def synchronize_event(self, event: int) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def copy(self, stream: int, tasks: Sequence[CopyTask]) -> None:
+        """Nothing to copy: a copy of pages without bytes has no effect."""

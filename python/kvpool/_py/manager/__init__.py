@@ -1,0 +1,1 @@
+"""All requests of one manager: handles, the lock, the batch step, snapshots."""

@@ -1,0 +1,1 @@
+"""One request: its blocks, what a new length needs, and its states."""
