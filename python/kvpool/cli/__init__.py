@@ -1,0 +1,1 @@
+"""The command line ``kvpool``. Importing this package loads nothing; :mod:`kvpool.cli.main` holds the application."""

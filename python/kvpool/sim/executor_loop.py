@@ -1,0 +1,362 @@
+"""The executor: continuous batching with chunked prefill over one manager, in simulated time.
+
+One step, in the convention of the next token:
+
+1. Requests that have arrived join the waiting queue; one longer than ``max_seq_len`` (prompt + output) is refused.
+2. Every decoding request feeds the token that it yielded last: with ``n`` tokens so far its lengths become capacity ``n``,
+   history ``n - 1``; it will yield the next one.  At most ``max_num_tokens`` of them, the oldest first.
+3. The rest of the token budget goes to prompts in age order: (capacity, history) = (done + chunk, done).  A waiting request
+   is created, told that nothing will be committed, and resumed, which is the manager's gate; the first that is refused ends
+   the scan, and so does a chunk that leaves its prompt unfinished.  No more than ``max_batch_size`` requests run.
+4. One batch call grows all of them.  A prompt chunk that does not fit now ends the scan: a request that has got nothing yet
+   is closed and waits again, one in the middle of its prompt keeps what it has.  A decoding request that does not fit makes
+   the policy's victim pause: closed, its generated tokens kept as a prompt to compute again, first in the waiting queue.
+5. The clock advances by the step model.  The step that completes a prompt of P tokens yields token 1, so a request of O
+   tokens ends O - 1 decode steps later, with P + O - 1 tokens written: its last token is never fed.
+
+A chunk is cut to what the pools can hold for that request alone (a window's pages of the chunk and of the history before it
+exist together), so that no chunk can wait for ever.  Decisions depend on the requests and the configuration alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvpool.sim import digest as codes
+from kvpool.sim.demand import RequestDemand
+from kvpool.sim.digest import DecisionDigest
+from kvpool.sim.lanes import Lanes, Running
+from kvpool.sim.metrics import Counters, PoolSamples
+from kvpool.sim.policy_max_utilization import next_admission, victim
+from kvpool.sim.requests import TraceRequest
+from kvpool.sim.step_model import ReadCost, StepModel
+
+if TYPE_CHECKING:
+    from kvpool.sim.content import ContentCheck
+    from kvpool.v2 import KVCacheManager
+
+
+class ExecutorLoop:
+    """Runs requests, sorted by arrival, over a manager to their end. ``run`` once; the counters are its result."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        requests: Sequence[TraceRequest],
+        *,
+        max_seq_len: int,
+        max_batch_size: int,
+        max_num_tokens: int,
+        step_model: StepModel,
+        read_cost: ReadCost,
+        content: ContentCheck | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self._manager = manager
+        self._requests = requests
+        self._max_seq_len = max_seq_len
+        self._max_batch_size = max_batch_size
+        self._max_num_tokens = max_num_tokens
+        self._step_model = step_model
+        self._read_cost = read_cost
+        self._content = content
+        self._progress = progress
+        self.counters = Counters()
+        self.digest = DecisionDigest()
+        self.samples = PoolSamples(manager)
+        self._demand = RequestDemand(manager)
+        longest = max((r.total_tokens for r in requests if r.total_tokens <= max_seq_len), default=1)
+        blocks = -(-longest // manager.tokens_per_block)
+        size = min(max_batch_size, len(requests))
+        self.table: npt.NDArray[np.int32] = np.full((len(manager.layer_grouping), size, blocks), -1, np.int32)
+        self._lanes = Lanes(size)
+        self._free_rows = list(range(size))
+        self._waiting: deque[Running] = deque()
+        self._arrived = 0
+        self._clock = 0.0
+        self._manager_ns = 0  # of this step
+        # sums over the decoding lanes, kept up by one a step until the lanes change
+        self._counted = -1  # lanes that the sums cover, -1: count again
+        self._capacity_sum = 0
+        self._capacity_min = 0
+        self._steps_to_finish = 0
+        if content is not None:
+            content.attach(manager, self.table, size, blocks)
+
+    def run(self) -> Counters:
+        """Every request to its end."""
+        counters = self.counters
+        while True:
+            self._arrive()
+            if not self._waiting and not self._lanes.requests:
+                if self._arrived == len(self._requests):
+                    break
+                self._clock = self._requests[self._arrived].arrival
+                continue
+            self._step()
+        counters.makespan = self._clock - (self._requests[0].arrival if self._requests else 0.0)
+        self.samples.finish(counters.steps)
+        return counters
+
+    def _arrive(self) -> None:
+        requests, clock = self._requests, self._clock
+        while self._arrived < len(requests) and requests[self._arrived].arrival <= clock:
+            request = Running(requests[self._arrived])
+            self._arrived += 1
+            if self._never_fits(request.spec):
+                self._refuse(request)
+            else:
+                self._waiting.append(request)
+
+    def _never_fits(self, spec: TraceRequest) -> bool:
+        """Longer than promised, or more pages at its end than a pool group has (a limit that the pools don't keep)."""
+        written = spec.total_tokens - 1
+        return spec.total_tokens > self._max_seq_len or not self._demand.fits(written, written - 1)
+
+    def _step(self) -> None:
+        lanes = self._lanes
+        self._manager_ns = 0
+        decode = min(lanes.generating, self._max_num_tokens)
+        if decode:
+            arguments = lanes.arguments(decode)
+            lengths = arguments.lengths
+            lengths += 1
+        contexts = 0
+        budget = self._max_num_tokens - decode
+        if budget and (self._waiting or len(lanes.requests) > lanes.generating):
+            contexts = self._schedule_contexts(budget)
+        if decode + contexts == 0:
+            return  # the only candidate was refused for good
+        arguments = lanes.arguments(decode + contexts)
+        start = perf_counter_ns()
+        result = self._manager.step(
+            arguments.handles, arguments.rows, arguments.capacities, arguments.histories, self.table
+        )
+        self._manager_ns += perf_counter_ns() - start
+        ok = result.ok
+        self.digest.call(arguments.state, ok, result.dirty, self.table)
+        if not ok.all():
+            decode, contexts = self._settle(ok.copy(), decode, contexts)
+            if decode + contexts == 0:
+                return
+        self._execute(decode, contexts)
+
+    # who takes part
+
+    def _schedule_contexts(self, budget: int) -> int:
+        """Prompt chunks for the budget, in age order; how many lanes behind the decoding ones take part."""
+        lanes, count = self._lanes, 0
+        if len(lanes.requests) > lanes.generating:
+            request = lanes.requests[lanes.generating]
+            if not self._set_chunk(lanes.generating, request, budget):
+                self._give_up(lanes.generating)
+                return 0
+            count, budget = 1, budget - request.chunk
+            if request.done + request.chunk < request.target:
+                return count
+        while budget and len(lanes.requests) < self._max_batch_size:
+            waiting = next_admission(self._waiting)
+            if waiting is None or not self._admit(waiting):
+                break
+            if not self._set_chunk(len(lanes.requests) - 1, waiting, budget):
+                self._give_up(len(lanes.requests) - 1)
+                continue
+            count, budget = count + 1, budget - waiting.chunk
+            if waiting.chunk < waiting.target:
+                break
+        return count
+
+    def _set_chunk(self, lane: int, request: Running, budget: int) -> int:
+        request.chunk = self._demand.largest_chunk(request.done, min(budget, request.target - request.done))
+        self._lanes.set_chunk(lane, request.done, request.done + request.chunk)
+        return request.chunk
+
+    def _admit(self, request: Running) -> bool:
+        """The head of the queue becomes the youngest lane; False when the manager's gate is shut."""
+        start = perf_counter_ns()
+        cache = self._manager.create_kv_cache()
+        cache.stop_committing()
+        admitted = cache.resume(None)
+        if not admitted:
+            cache.close()
+        self._manager_ns += perf_counter_ns() - start
+        if not admitted:
+            self.digest.event(codes.HOLD, request.spec.index, 0, 0)
+            return False
+        self._waiting.popleft()
+        request.cache = cache
+        request.row = heapq.heappop(self._free_rows)
+        request.target = request.spec.prompt_tokens + request.generated
+        request.done = 0
+        self._lanes.append(request, cache.handle)
+        self.digest.event(codes.ADMIT, request.spec.index, 0, 0)
+        if self._content is not None:
+            self._content.admit(request)
+        return True
+
+    # what could not grow
+
+    def _settle(self, ok: npt.NDArray[np.bool_], decode: int, contexts: int) -> tuple[int, int]:
+        """Undoes or repeats what the batch call refused; how many decoding and prefilling lanes remain in the step."""
+        lanes = self._lanes
+        refused = np.flatnonzero(~ok).tolist()
+        failing = [lane for lane in refused if lane < decode]
+        first = next((lane for lane in refused if lane >= decode), None)
+        if first is not None:
+            contexts = first - decode
+            behind = 1 if first == 0 else first
+            while len(lanes.requests) > behind and lanes.requests[-1].done == 0:
+                self._take_back(codes.WITHDRAW)
+            if first == 0:
+                self._give_up(0)  # served first, with nothing else held: it never fits
+        while failing:
+            lane = victim(lanes.requests)
+            if failing[-1] == lane:
+                failing.pop()
+            if lane == 0:
+                self._give_up(0)
+                return 0, 0
+            decode, contexts = min(decode, lane), max(0, min(contexts, lane - lanes.generating))
+            generating = lane < lanes.generating
+            self._take_back(codes.PAUSE if generating or lanes.requests[lane].done else codes.WITHDRAW)
+            failing = self._retry(failing)
+        return decode, contexts
+
+    def _retry(self, failing: list[int]) -> list[int]:
+        """Another batch call for some decoding lanes; those that are refused again."""
+        if not failing:
+            return failing
+        lanes = self._lanes
+        state = np.ascontiguousarray(lanes.state[:, failing])
+        start = perf_counter_ns()
+        result = self._manager.step(lanes.handles[failing], lanes.rows[failing], state[4], state[3], self.table)
+        self._manager_ns += perf_counter_ns() - start
+        self.digest.call(state, result.ok, result.dirty, self.table)
+        return [lane for lane, good in zip(failing, result.ok.tolist(), strict=True) if not good]
+
+    def _take_back(self, code: int) -> None:
+        """The youngest lane back to the head of the queue: nothing of it is kept but the tokens that it has yielded."""
+        lanes = self._lanes
+        decoding = len(lanes.requests) == lanes.generating
+        request = lanes.pop()
+        written = request.spec.prompt_tokens + request.generated - 1 if decoding else request.done
+        if code == codes.PAUSE:
+            self.counters.recompute_pauses += 1
+            self.counters.recomputed_tokens += written
+        if self._content is not None and decoding:
+            self._content.keep_last_token(request, written)
+        self._release(request)
+        self._waiting.appendleft(request)
+        self.digest.event(code, request.spec.index, written, written)
+        self._counted = -1
+
+    def _give_up(self, lane: int) -> None:
+        """The youngest lane can't go on even alone: it is refused, so that nothing waits for ever."""
+        request = self._lanes.pop()
+        assert lane == len(self._lanes.requests)
+        self._release(request)
+        self._refuse(request)
+        self._counted = -1
+
+    def _refuse(self, request: Running) -> None:
+        request.state = "refused"
+        self.counters.refused.append(request)
+        self.digest.event(codes.REFUSE, request.spec.index, 0, 0)
+
+    def _release(self, request: Running) -> None:
+        cache = request.cache
+        assert cache is not None
+        start = perf_counter_ns()
+        cache.close()
+        self._manager_ns += perf_counter_ns() - start
+        request.cache = None
+        heapq.heappush(self._free_rows, request.row)
+
+    # what the step does
+
+    def _execute(self, decode: int, contexts: int) -> None:
+        lanes, counters = self._lanes, self.counters
+        tokens, read = decode, self._decode_reads(decode)
+        if contexts:
+            for request in lanes.requests[decode : decode + contexts]:
+                tokens += request.chunk
+                read += self._read_cost.chunk_bytes(request.done + request.chunk, request.done)
+        self._clock += self._step_model.seconds(tokens, read)
+        counters.steps += 1
+        counters.scheduled += decode + contexts
+        if decode + contexts > counters.batch_peak:
+            counters.batch_peak = decode + contexts
+        if self._content is not None:
+            self._content.step(lanes, decode, contexts)
+        if decode:
+            left = lanes.arguments(decode).left
+            left -= 1
+            self._steps_to_finish -= 1
+        finishing = decode > 0 and self._steps_to_finish <= 0
+        if contexts and self._end_chunks(contexts):
+            finishing = True
+        if finishing:
+            self._finish()
+        counters.manager_ns.append(self._manager_ns)
+        if counters.steps % self.samples.stride == 0:
+            self.samples.take(counters.steps)
+
+    def _decode_reads(self, decode: int) -> float:
+        """Cache bytes that the decoding lanes read, from sums that follow the lanes without touching them."""
+        if decode == 0:
+            return 0.0
+        arguments = self._lanes.arguments(decode)
+        if self._counted == decode:
+            self._capacity_sum += decode
+            self._capacity_min += 1
+        else:
+            self._counted = decode
+            self._capacity_sum = int(arguments.capacities.sum())
+            self._capacity_min = int(arguments.capacities.min())
+            self._steps_to_finish = int(arguments.left.min())
+        cost = self._read_cost
+        read = cost.full_bytes_per_token * self._capacity_sum + float(cost.state_bytes * decode)
+        for window, per_token in cost.windows:
+            if self._capacity_min >= window:
+                read += per_token * (window * decode)
+            else:
+                read += per_token * int(np.minimum(arguments.capacities, window).sum())
+        return read
+
+    def _end_chunks(self, contexts: int) -> bool:
+        """Books the prompt chunks; whether a request with a one-token output is done."""
+        lanes, done_at_once = self._lanes, False
+        for request in lanes.requests[lanes.generating : lanes.generating + contexts]:
+            request.done += request.chunk
+            if request.done < request.target:
+                break
+            request.generated += 1
+            if request.first_token is None:
+                request.first_token = self._clock
+            done_at_once = done_at_once or request.generated == request.spec.output_tokens
+            lanes.start_decoding()
+            self._counted = -1
+        return done_at_once
+
+    def _finish(self) -> None:
+        for request in self._lanes.take_finished():
+            request.generated = request.spec.output_tokens
+            request.last_token = self._clock
+            request.state = "finished"
+            written = request.spec.total_tokens - 1
+            if self._content is not None:
+                self._content.keep_last_token(request, written)
+            self._release(request)
+            self.counters.finished.append(request)
+            self.counters.generated_tokens += request.generated
+            self.digest.event(codes.FINISH, request.spec.index, written, written)
+        self._counted = -1
+        if self._progress is not None:
+            self._progress(len(self.counters.finished) + len(self.counters.refused))
