@@ -51,7 +51,7 @@ def table(ours: list[Row], theirs: dict[str, dict[str, object]]) -> str:
     for name, row in theirs.items():
         median = float(str(row["median"]))
         lines.append(
-            f"| {row['peer']} ({name}) | {row['case']}: {row['method']} | {median:.2f} | | "
+            f"| {row['peer']} ({name}) | {row['case']}: {row['method']} | {median:.2f} | {row.get('mean', '')} | "
             f"| {median / base['kvpool v2cpp']:.2f} | {median / base['kvpool v2py']:.2f} |"
         )
     return "\n".join(lines)

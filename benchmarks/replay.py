@@ -75,8 +75,10 @@ def main() -> None:
     lines = [
         machine.describe(),
         "",
-        "| case | arm | process s | steps | finished | recompute pauses | manager µs/step p50 / p99 "
-        "| tokens/s (simulated) | digest |",
+        (
+            "| case | arm | process s | steps | finished | recompute pauses | manager µs/step p50 / p99 "
+            "| tokens/s (simulated) | digest |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     equal = True

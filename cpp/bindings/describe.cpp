@@ -11,58 +11,58 @@ namespace {
 
 template <class Range, class F>
 py::list list_of(const Range& range, F&& f) {
-  py::list out;
-  for (const auto& item : range) {
-    out.append(f(item));
-  }
-  return out;
+    py::list out;
+    for (const auto& item : range) {
+        out.append(f(item));
+    }
+    return out;
 }
 
 py::tuple describe_life_cycle(const LifeCycle& life_cycle) {
-  const py::list layers = list_of(life_cycle.layers, [](LayerId id) { return id.value(); });
-  const py::list coalesced = list_of(life_cycle.coalesced, [](const CoalescedBuffer& part) {
-    return py::make_tuple(part.single_size, list_of(part.buffers, [](const BufferId& id) {
-                            return py::make_tuple(id.layer.value(), id.role);
-                          }));
-  });
-  const LifeCycleKey& key = life_cycle.key;
-  const py::object window = key.is_windowed() ? py::object(py::int_(key.window)) : py::object(py::none());
-  return py::make_tuple(key.is_ssm, window, key.sink_blocks, layers, life_cycle.pool_group.value(),
-                        py::make_tuple(life_cycle.scratch_fraction.num, life_cycle.scratch_fraction.den), coalesced);
+    const py::list layers = list_of(life_cycle.layers, [](LayerId id) { return id.value(); });
+    const py::list coalesced = list_of(life_cycle.coalesced, [](const CoalescedBuffer& part) {
+        return py::make_tuple(part.single_size, list_of(part.buffers, [](const BufferId& id) {
+                                  return py::make_tuple(id.layer.value(), id.role);
+                              }));
+    });
+    const LifeCycleKey& key = life_cycle.key;
+    const py::object window = key.is_windowed() ? py::object(py::int_(key.window)) : py::object(py::none());
+    return py::make_tuple(key.is_ssm, window, key.sink_blocks, layers, life_cycle.pool_group.value(),
+                          py::make_tuple(life_cycle.scratch_fraction.num, life_cycle.scratch_fraction.den), coalesced);
 }
 
 }  // namespace
 
 py::tuple describe_layout(const Layout& layout, const PoolPlan& plan) {
-  py::list pool_groups;
-  for (std::size_t group = 0; group < layout.pool_groups.size(); ++group) {
-    const PoolGroup& pool_group = layout.pool_groups[group];
-    pool_groups.append(
-        py::make_tuple(list_of(pool_group.life_cycles, [](LifeCycleId id) { return id.value(); }),
-                       list_of(pool_group.slot_sizes, [](std::int64_t bytes) { return bytes; }), plan.floors[group]));
-  }
-  py::dict buffers;
-  for (const auto& [id, place] : layout.buffers) {
-    buffers[py::make_tuple(id.layer.value(), id.role)] =
-        py::make_tuple(place.life_cycle.value(), place.pool.value(), place.offset, place.size, place.expansion,
-                       place.scale, place.layer_util);
-  }
-  return py::make_tuple(list_of(layout.life_cycles, describe_life_cycle), pool_groups, buffers, plan.grain);
+    py::list pool_groups;
+    for (std::size_t group = 0; group < layout.pool_groups.size(); ++group) {
+        const PoolGroup& pool_group = layout.pool_groups[group];
+        pool_groups.append(py::make_tuple(list_of(pool_group.life_cycles, [](LifeCycleId id) { return id.value(); }),
+                                          list_of(pool_group.slot_sizes, [](std::int64_t bytes) { return bytes; }),
+                                          plan.floors[group]));
+    }
+    py::dict buffers;
+    for (const auto& [id, place] : layout.buffers) {
+        buffers[py::make_tuple(id.layer.value(), id.role)] =
+            py::make_tuple(place.life_cycle.value(), place.pool.value(), place.offset, place.size, place.expansion,
+                           place.scale, place.layer_util);
+    }
+    return py::make_tuple(list_of(layout.life_cycles, describe_life_cycle), pool_groups, buffers, plan.grain);
 }
 
 py::dict describe_snapshot(const ManagerSnapshot& snapshot) {
-  using py::literals::operator""_a;
-  py::dict out;
-  out["pool_groups"] = list_of(snapshot.pool_groups, [](const PoolGroupSnapshot& group) {
-    return py::dict("total"_a = group.total, "free"_a = group.free, "used"_a = group.used);
-  });
-  out["caches"] = list_of(snapshot.caches, [](const CacheSnapshot& cache) {
-    return py::dict("handle"_a = cache.handle, "status"_a = static_cast<int>(cache.status), "committed"_a = 0,
-                    "history"_a = cache.history, "capacity"_a = cache.capacity, "beam_width"_a = cache.beam_width,
-                    "commit_allowed"_a = cache.commit_allowed, "slots"_a = cache.slots, "ssm"_a = cache.ssm,
-                    "scratch"_a = cache.scratch);
-  });
-  return out;
+    using py::literals::operator""_a;
+    py::dict out;
+    out["pool_groups"] = list_of(snapshot.pool_groups, [](const PoolGroupSnapshot& group) {
+        return py::dict("total"_a = group.total, "free"_a = group.free, "used"_a = group.used);
+    });
+    out["caches"] = list_of(snapshot.caches, [](const CacheSnapshot& cache) {
+        return py::dict("handle"_a = cache.handle, "status"_a = static_cast<int>(cache.status), "committed"_a = 0,
+                        "history"_a = cache.history, "capacity"_a = cache.capacity, "beam_width"_a = cache.beam_width,
+                        "commit_allowed"_a = cache.commit_allowed, "slots"_a = cache.slots, "ssm"_a = cache.ssm,
+                        "scratch"_a = cache.scratch);
+    });
+    return out;
 }
 
 }  // namespace kvpool::bindings

@@ -11,8 +11,8 @@
 namespace kvpool::bindings {
 
 struct PoolMemory {
-  std::shared_ptr<Arena> arena;
-  pybind11::ssize_t bytes = 0;  // of its slots; the arena may be larger
+    std::shared_ptr<Arena> arena;
+    pybind11::ssize_t bytes = 0;  // of its slots; the arena may be larger
 };
 
 }  // namespace kvpool::bindings

@@ -66,7 +66,7 @@ def test_lengths_out_of_order_change_nothing() -> None:
     manager = Manager(one_full(4), "virtual")
     (handle,) = active(manager, (64, 40))
     before = manager.snapshot()
-    with pytest.raises(ArgumentError, match="history length 39: can not be decreased, it is 40"):
+    with pytest.raises(ArgumentError, match="History length cannot be decreased: 39 is below 40"):
         manager.resize(handle, None, 39)
     with pytest.raises(ArgumentError, match="capacity 39: must be at least"):
         manager.resize(handle, 39, None)

@@ -98,7 +98,7 @@ def test_switch() -> None:  # C11
         plain.set_scratch_enabled(handle, True)
     manager = windowed(4, 64)
     (busy,) = active(manager, (512, 0))
-    with pytest.raises(LogicError):
+    with pytest.raises(ArgumentError, match="in use"):
         manager.set_scratch_enabled(busy, False)
     other = manager.create()
     manager.set_scratch_enabled(other, False)

@@ -24,81 +24,81 @@ using LockWaiter = void (*)(std::mutex&);
 void set_lock_waiter(LockWaiter waiter) noexcept;
 
 class ManagerGuard {
- public:
-  ManagerGuard() noexcept : born_in_(fork_generation()) {}
+public:
+    ManagerGuard() noexcept : born_in_(fork_generation()) {}
 
-  // Whether this process made the manager.
-  [[nodiscard]] bool is_native_process() const noexcept { return born_in_ == fork_generation(); }
-  // LogicError unless it did.
-  void check_process() const {
-    if (!is_native_process()) {
-      throw_forked();
+    // Whether this process made the manager.
+    [[nodiscard]] bool is_native_process() const noexcept { return born_in_ == fork_generation(); }
+    // LogicError unless it did.
+    void check_process() const {
+        if (!is_native_process()) {
+            throw_forked();
+        }
     }
-  }
 
-  // CorruptedError if latched. Lock held.
-  void check_sound() const {
-    if (corrupted_) {
-      throw CorruptedError(reason_);
+    // CorruptedError if latched. Lock held.
+    void check_sound() const {
+        if (corrupted_) {
+            throw CorruptedError(reason_);
+        }
     }
-  }
-  // The first reason stays. Lock held.
-  void latch(const char* reason) noexcept;
-  [[nodiscard]] bool corrupted() const noexcept { return corrupted_; }
+    // The first reason stays. Lock held.
+    void latch(const char* reason) noexcept;
+    [[nodiscard]] bool corrupted() const noexcept { return corrupted_; }
 
-  // Runs f, latching the manager if it finds something broken. Lock held.
-  template <class F>
-  decltype(auto) run(F&& f) {
-    check_sound();
-    try {
-      return f();
-    } catch (const CorruptedError& error) {
-      latch(error.what());
-      throw;
+    // Runs f, latching the manager if it finds something broken. Lock held.
+    template <class F>
+    decltype(auto) run(F&& f) {
+        check_sound();
+        try {
+            return f();
+        } catch (const CorruptedError& error) {
+            latch(error.what());
+            throw;
+        }
     }
-  }
 
-  [[nodiscard]] std::mutex& mutex() noexcept { return mutex_; }
+    [[nodiscard]] std::mutex& mutex() noexcept { return mutex_; }
 
- private:
-  [[noreturn]] static void throw_forked();
+private:
+    [[noreturn]] static void throw_forked();
 
-  std::mutex mutex_;
-  std::uint32_t born_in_;
-  bool corrupted_ = false;
-  std::string reason_;
+    std::mutex mutex_;
+    std::uint32_t born_in_;
+    bool corrupted_ = false;
+    std::string reason_;
 };
 
 // The lock of a manager, held.
 class ManagerLock {
- public:
-  explicit ManagerLock(ManagerGuard& guard);
-  // For a mutex that the caller has locked.
-  ManagerLock(ManagerGuard& guard, std::adopt_lock_t) noexcept : mutex_(&guard.mutex()) {}
-  ManagerLock(const ManagerLock&) = delete;
-  ManagerLock& operator=(const ManagerLock&) = delete;
-  ~ManagerLock() { mutex_->unlock(); }
+public:
+    explicit ManagerLock(ManagerGuard& guard);
+    // For a mutex that the caller has locked.
+    ManagerLock(ManagerGuard& guard, std::adopt_lock_t) noexcept : mutex_(&guard.mutex()) {}
+    ManagerLock(const ManagerLock&) = delete;
+    ManagerLock& operator=(const ManagerLock&) = delete;
+    ~ManagerLock() { mutex_->unlock(); }
 
- private:
-  std::mutex* mutex_;
+private:
+    std::mutex* mutex_;
 };
 
 // A cache's busy flag, taken; LogicError if another thread has it.
 class BusyClaim {
- public:
-  explicit BusyClaim(std::atomic<std::uint32_t>& flag) : flag_(&flag) {
-    if (flag.exchange(1, std::memory_order_acquire) != 0) {
-      throw_busy();
+public:
+    explicit BusyClaim(std::atomic<std::uint32_t>& flag) : flag_(&flag) {
+        if (flag.exchange(1, std::memory_order_acquire) != 0) {
+            throw_busy();
+        }
     }
-  }
-  BusyClaim(const BusyClaim&) = delete;
-  BusyClaim& operator=(const BusyClaim&) = delete;
-  ~BusyClaim() { flag_->store(0, std::memory_order_release); }
+    BusyClaim(const BusyClaim&) = delete;
+    BusyClaim& operator=(const BusyClaim&) = delete;
+    ~BusyClaim() { flag_->store(0, std::memory_order_release); }
 
-  [[noreturn]] static void throw_busy();
+    [[noreturn]] static void throw_busy();
 
- private:
-  std::atomic<std::uint32_t>* flag_;
+private:
+    std::atomic<std::uint32_t>* flag_;
 };
 
 }  // namespace kvpool

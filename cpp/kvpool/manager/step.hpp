@@ -23,67 +23,70 @@ namespace kvpool {
 
 // Arrays of the caller, all of the same length; request i is handles[i] in row rows[i].
 struct StepInput {
-  std::span<const CacheHandle> handles;
-  std::span<const std::int32_t> rows;
-  std::span<const std::int32_t> capacities;
-  std::span<const std::int32_t> histories;
-  TableView table;
-  std::shared_ptr<void> table_memory;  // keeps the table's memory in place
-  std::optional<StreamId> stream;      // empty: the device's own
+    std::span<const CacheHandle> handles;
+    std::span<const std::int32_t> rows;
+    std::span<const std::int32_t> capacities;
+    std::span<const std::int32_t> histories;
+    TableView table;
+    std::shared_ptr<void> table_memory;  // keeps the table's memory in place
+    std::optional<StreamId> stream;      // empty: the device's own
 };
 
 // `ok` and `dirty` are valid until the next step; their memory lives as long as the arrays' owner.
 struct StepOutput {
-  std::span<const std::uint8_t> ok;
-  std::span<const DirtyRange> dirty;
-  EventId event;  // after it the pages may be used on other streams; 0: at once
+    std::span<const std::uint8_t> ok;
+    std::span<const DirtyRange> dirty;
+    EventId event;  // after it the pages may be used on other streams; 0: at once
+    std::shared_ptr<void> former_table;  // kept another table in place so far; letting go may run the caller's code
 };
 
 class BatchStep {
- public:
-  // Errors as resize() has them, for the first request in the list, and of the arrays and handles before those.
-  StepOutput run(ManagerState& state, const StepInput& input);
+public:
+    // Errors as resize() has them, for the first request in the list, and of the arrays and handles before those.
+    StepOutput run(ManagerState& state, const StepInput& input);
 
- private:
-  struct Plain {
-    KvCache* cache;
-    std::int32_t capacity;
-    std::int32_t history;
-  };
-  // A request that is not plain.
-  struct Other {
-    KvCache* cache;
-    std::size_t position;
-    Lengths lengths;
-    bool same_pages;           // only the row is not intact, or the stream is another
-    bool ok;
-    std::size_t first_change;  // into changes_: one per life cycle, if ok and not same_pages
-  };
+private:
+    struct Plain {
+        KvCache* cache;
+        std::int32_t capacity;
+        std::int32_t history;
+    };
+    // A request that is not plain.
+    struct Other {
+        KvCache* cache;
+        std::size_t position;
+        CacheHandle handle;
+        std::int32_t row;  // kept here: the caller's arrays may lie in the table that `write` changes
+        Lengths lengths;
+        bool same_pages;  // only the row is not intact, or the stream is another
+        bool ok;
+        std::size_t first_change;  // into changes_: one per life cycle, if ok and not same_pages
+    };
 
-  void check(ManagerState& state, const StepInput& input);
-  void check_requests(ManagerState& state, const StepInput& input);
-  // Errors of handles come before all others, whatever their positions.
-  void check_handles(const ManagerState& state, const StepInput& input);
-  void check_other(ManagerState& state, const StepInput& input, KvCache& cache, std::size_t i);
-  [[noreturn]] void refuse_row(const StepInput& input, std::size_t i) const;
-  EventId serve(ManagerState& state, const StepInput& input);
-  void serve_one(ManagerState& state, Other& other);
-  void hand_over(ManagerState& state, StreamId stream);
-  void write(ManagerState& state, const StepInput& input);
-  void write_other(ManagerState& state, const StepInput& input, const Other& other);
+    void check(ManagerState& state, const StepInput& input);
+    void check_requests(ManagerState& state, const StepInput& input);
+    // Errors of handles come before all others, whatever their positions.
+    void check_handles(const ManagerState& state, const StepInput& input);
+    void check_other(ManagerState& state, const StepInput& input, KvCache& cache, std::size_t i, Lengths lengths);
+    [[noreturn]] void refuse_row(const StepInput& input, std::size_t i) const;
+    EventId serve(ManagerState& state, const StepInput& input);
+    void serve_one(ManagerState& state, Other& other);
+    void hand_over(ManagerState& state, StreamId stream);
+    void write(ManagerState& state, StreamId stream);
+    void write_other(ManagerState& state, StreamId stream, const Other& other);
 
-  [[nodiscard]] static StreamId stream_of(const ManagerState& state, const StepInput& input) noexcept {
-    return input.stream.value_or(state.device->own_stream());
-  }
+    [[nodiscard]] static StreamId stream_of(const ManagerState& state, const StepInput& input) noexcept {
+        return input.stream.value_or(state.device->own_stream());
+    }
 
-  std::uint64_t number_ = 0;  // of the call: the stamp of what it names
-  std::vector<Plain> plain_;
-  std::vector<Other> others_;
-  std::vector<ChangedBlocks> changes_;
-  std::vector<StreamId> foreign_;
-  std::vector<std::uint64_t> row_stamps_;
-  std::vector<std::uint8_t> ok_;
-  std::vector<DirtyRange> dirty_;
+    std::uint64_t number_ = 0;  // of the call: the stamp of what it names
+    std::vector<Plain> plain_;
+    std::vector<Other> others_;
+    std::vector<ChangedBlocks> changes_;
+    std::vector<StreamId> foreign_;
+    std::vector<std::uint64_t> row_stamps_;
+    std::vector<std::uint8_t> ok_;
+    std::vector<DirtyRange> dirty_;
 };
 
 }  // namespace kvpool

@@ -24,49 +24,50 @@ namespace kvpool {
 
 // Tokens; history <= capacity <= 2^31 - 1.
 struct Lengths {
-  std::int64_t capacity = 0;
-  std::int64_t history = 0;
-  friend constexpr bool operator==(const Lengths&, const Lengths&) noexcept = default;
+    std::int64_t capacity = 0;
+    std::int64_t history = 0;
+    friend constexpr bool operator==(const Lengths&, const Lengths&) noexcept = default;
 };
 
 // A few ranges in a row, without memory of its own.
 class RangeList {
- public:
-  // An empty range is not stored.
-  void append(HalfOpenRange range) noexcept {
-    if (!range.empty()) {
-      ranges_[count_++] = range;
+public:
+    // An empty range is not stored.
+    void append(HalfOpenRange range) noexcept {
+        if (!range.empty()) {
+            ranges_[count_++] = range;
+        }
     }
-  }
-  // `range` without `first` and `second`, of which `first` does not begin after `second`.
-  void append_without(HalfOpenRange range, HalfOpenRange first, HalfOpenRange second) noexcept;
-  [[nodiscard]] const HalfOpenRange* begin() const noexcept { return ranges_.data(); }
-  [[nodiscard]] const HalfOpenRange* end() const noexcept { return ranges_.data() + count_; }
-  // Sum of the sizes.
-  [[nodiscard]] std::int64_t total() const noexcept;
+    // `range` without `first` and `second`, of which `first` does not begin after `second`.
+    void append_without(HalfOpenRange range, HalfOpenRange first, HalfOpenRange second) noexcept;
+    [[nodiscard]] const HalfOpenRange* begin() const noexcept { return ranges_.data(); }
+    [[nodiscard]] const HalfOpenRange* end() const noexcept { return ranges_.data() + count_; }
+    // Sum of the sizes.
+    [[nodiscard]] std::int64_t total() const noexcept;
 
- private:
-  std::array<HalfOpenRange, 6> ranges_;
-  std::size_t count_ = 0;
+private:
+    std::array<HalfOpenRange, 6> ranges_;
+    std::size_t count_ = 0;
 };
 
 // How lengths become ranges in this manager, and for this request.
 struct LengthRules {
-  std::int64_t tokens_per_block = 1;
-  std::optional<std::int64_t> scratch_rewind;  // empty: no scratch
+    std::int64_t tokens_per_block = 1;
+    std::optional<std::int64_t> scratch_rewind;  // empty: no scratch
 };
 
 struct LifeCyclePlan {
-  HalfOpenRange newly_stale;
-  HalfOpenRange into_scratch;
-  HalfOpenRange cut;
-  RangeList allocate;
-  HalfOpenRange scratch;           // blocks, after the call
-  std::int64_t scratch_slots = 0;  // after the call
+    HalfOpenRange newly_stale;
+    HalfOpenRange into_scratch;
+    HalfOpenRange cut;
+    RangeList allocate;
+    HalfOpenRange scratch;           // blocks, after the call
+    std::int64_t scratch_slots = 0;  // after the call
 };
 
 // Scratch blocks of a request of these lengths; they take ceil(blocks * scratch_fraction) slots.
-[[nodiscard]] HalfOpenRange scratch_blocks(const LifeCycle& life_cycle, const LengthRules& rules, Lengths lengths) noexcept;
+[[nodiscard]] HalfOpenRange scratch_blocks(const LifeCycle& life_cycle, const LengthRules& rules,
+                                           Lengths lengths) noexcept;
 
 // The plan of an attention life cycle; that of an SSM life cycle is empty. `scratch_before`: the blocks that have no page of
 // their own now because they were scratch when the lengths were last set.
@@ -76,12 +77,12 @@ struct LifeCyclePlan {
 // Lengths that need the very same pages: history in [the present one, history_limit], capacity in
 // (capacity_floor, capacity_limit]. What the hot path of a step compares with.
 struct LengthBox {
-  std::int32_t capacity_floor = -1;
-  std::int32_t capacity_limit = 0;
-  std::int32_t history_limit = 0;
+    std::int32_t capacity_floor = -1;
+    std::int32_t capacity_limit = 0;
+    std::int32_t history_limit = 0;
 
-  // The box that no lengths are in.
-  [[nodiscard]] static constexpr LengthBox nothing() noexcept { return {0, -1, -1}; }
+    // The box that no lengths are in.
+    [[nodiscard]] static constexpr LengthBox nothing() noexcept { return {0, -1, -1}; }
 };
 
 // The box around `lengths`; it may be smaller than the largest one, never larger.

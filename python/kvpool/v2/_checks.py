@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvpool.errors import ArgumentError, ConfigError
+from kvpool.v2.types import PageIndexMode
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -82,7 +83,13 @@ def arg_int(name: str, value: Any, low: int = 0, high: int = INT32_MAX) -> int:
     return number
 
 
+def arg_index_mode(value: Any) -> PageIndexMode:
+    """``value`` as a PageIndexMode; its number will do."""
+    number = arg_int("index mode", value, min(PageIndexMode), max(PageIndexMode))
+    return PageIndexMode(number)
+
+
 def arg_bool(name: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
     raise TypeError(f"{name} must be True or False, not {type(value).__name__}")

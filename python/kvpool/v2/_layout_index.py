@@ -124,7 +124,11 @@ class LayoutIndex:
 
     def aggregated_pages(self, buffers: Iterable[tuple[int, str]]) -> list[AggregatedPageDesc]:
         """One descriptor per maximal run of buffers that touch, in order of layer group, pool and offset."""
-        wanted = {BufferId(layer, role): self.buffer(layer, role) for layer, role in buffers}
+        wanted: dict[BufferId, BufferInfo] = {}
+        for pair in buffers:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise TypeError(f"buffers must be pairs of a layer id and a role, not {pair!r}")
+            wanted[BufferId(*pair)] = self.buffer(*pair)
         ordered = sorted(wanted.items(), key=lambda item: (item[1].life_cycle, item[1].pool, item[1].offset))
         runs: list[list[tuple[BufferId, BufferInfo]]] = []
         for buffer_id, info in ordered:

@@ -30,7 +30,7 @@ def choose_backend(backend: str | None = None) -> str:
     origin, value = "backend", backend
     if value is None:
         origin, value = ENVIRONMENT_VARIABLE, os.environ.get(ENVIRONMENT_VARIABLE, "cpp")
-    if value not in BACKENDS:
+    if not isinstance(value, str) or value not in BACKENDS:
         raise ConfigError(f"{origin} must be 'cpp' or 'python', not {value!r}")
     return value
 
@@ -57,6 +57,6 @@ def manager_core(backend: str) -> type[ManagerCore]:
 
 def check_device(device: str) -> str:
     """A legal device name; ConfigError naming the legal ones otherwise."""
-    if device not in DEVICES:
+    if not isinstance(device, str) or device not in DEVICES:
         raise ConfigError(f"device must be one of {', '.join(DEVICES)}, not {device!r}")
     return device

@@ -317,7 +317,7 @@ class KVCacheManagerConfig:
         for name in ("enable_partial_reuse", "commit_min_snapshot", "enable_stats", "text_only", "merge_equal_pools"):
             setattr(self, name, config_bool(_where(name), getattr(self, name)))
         self.reuse_match_backoff = config_int(_where("reuse_match_backoff"), self.reuse_match_backoff, 0)
-        if self.pool_sizing not in ("planned", "elastic"):
+        if not isinstance(self.pool_sizing, str) or self.pool_sizing not in ("planned", "elastic"):
             raise ConfigError(f"{_where('pool_sizing')} must be 'planned' or 'elastic', not {self.pool_sizing!r}")
         if not self.commit_min_snapshot and any(isinstance(layer, SsmLayerConfig) for layer in self.layers):
             raise ConfigError(f"{_where('commit_min_snapshot')} must be True with SSM layers, not False")

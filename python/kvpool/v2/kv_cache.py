@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvpool.errors import ArgumentError, OutOfPagesError
 from kvpool.v2._backend import ACTIVE, ManagerCore
-from kvpool.v2._checks import INT64_MAX, arg_bool, arg_int
+from kvpool.v2._checks import INT64_MAX, arg_bool, arg_index_mode, arg_int
 from kvpool.v2._layout_index import LayoutIndex
 from kvpool.v2.types import (
     BAD_PAGE_INDEX,
@@ -111,9 +111,10 @@ class KVCache:
 
     @text_only.setter
     def text_only(self, value: bool) -> None:
-        if not arg_bool("text_only", value) and self._manager.init_config.text_only:
+        promised = arg_bool("text_only", value)
+        if not promised and self._manager.init_config.text_only:
             raise ArgumentError("text_only = False: the manager's configuration promises text only")
-        self._text_only = value
+        self._text_only = promised
 
     @property
     def status(self) -> _Status:
@@ -219,7 +220,7 @@ class KVCache:
 
     @property
     def beam_width(self) -> int:
-        """Growing copies the unfinished block and the state of beam 0, shrinking drops beams. ACTIVE only."""
+        """1 to 65536. Growing copies the unfinished block and state of beam 0, shrinking drops beams. ACTIVE only."""
         return self._core.beam_width(self._handle)
 
     @beam_width.setter
@@ -232,15 +233,17 @@ class KVCache:
     def enable_swa_scratch_reuse(self) -> bool:
         """Whether windowed layers use scratch slots.
 
-        False is refused only while some are in use, True when the manager does not configure it.
+        ArgumentError: False while some are in use, True when the manager does not configure it or when the present
+        lengths would need some now.
         """
         return self._core.scratch_enabled(self._handle)
 
     @enable_swa_scratch_reuse.setter
     def enable_swa_scratch_reuse(self, value: bool) -> None:
-        if arg_bool("enable_swa_scratch_reuse", value) and not self._manager.init_config.enable_swa_scratch_reuse:
+        wanted = arg_bool("enable_swa_scratch_reuse", value)
+        if wanted and not self._manager.init_config.enable_swa_scratch_reuse:
             raise ArgumentError("enable_swa_scratch_reuse = True: the configuration has no swa_scratch_reuse")
-        self._core.set_scratch_enabled(self._handle, value)
+        self._core.set_scratch_enabled(self._handle, wanted)
 
     @property
     def has_scratch_slots(self) -> bool:
@@ -256,7 +259,7 @@ class KVCache:
 
     def supports_index_mode(self, mode: PageIndexMode) -> bool:
         """SHARED indices can not name scratch pages."""
-        return PageIndexMode(mode) == PageIndexMode.PER_LAYER or not self.has_scratch_slots
+        return arg_index_mode(mode) == PageIndexMode.PER_LAYER or not self.has_scratch_slots
 
     # indices
 

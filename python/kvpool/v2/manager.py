@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvpool.errors import ArgumentError, LogicError, UnsupportedError
 from kvpool.v2._backend import ManagerCore, StepResult
-from kvpool.v2._checks import INT32_MAX, arg_bool, arg_int
+from kvpool.v2._checks import INT32_MAX, arg_bool, arg_index_mode, arg_int
 from kvpool.v2._layout_index import LayoutIndex
 from kvpool.v2._tokens import check_reuse_scope, check_tokens
 from kvpool.v2.backend_choice import check_device, choose_backend, manager_core
@@ -244,7 +244,7 @@ class KVCacheManager:
 
     def supports_index_mode(self, mode: PageIndexMode) -> bool | None:
         """None: it depends on the cache (SHARED while scratch reuse is configured)."""
-        if PageIndexMode(mode) == PageIndexMode.SHARED and self._config.enable_swa_scratch_reuse:
+        if arg_index_mode(mode) == PageIndexMode.SHARED and self._config.enable_swa_scratch_reuse:
             return None
         return True
 
@@ -261,7 +261,7 @@ class KVCacheManager:
             if self._config.enable_swa_scratch_reuse:
                 raise ArgumentError("index_mode must be given: scratch reuse is configured, which needs PER_LAYER")
             index_mode = PageIndexMode.SHARED
-        shared = PageIndexMode(index_mode) == PageIndexMode.SHARED
+        shared = arg_index_mode(index_mode) == PageIndexMode.SHARED
         return layout.pool_address(info) + (info.offset if shared else 0)
 
     def get_page_stride(self, layer_id: LayerId, data_role: DataRole) -> int:

@@ -37,6 +37,8 @@ def make_view(memory: Any, place: BufferPlace, dtype: Any, heads: int, head_dim:
     """
     heads = arg_int("heads", heads, 1)
     head_dim = arg_int("head_dim", head_dim, 1)
+    if not isinstance(layout, str):
+        raise TypeError(f"layout must be a string, not {type(layout).__name__}")
     if layout not in ("NHD", "HND"):
         raise ArgumentError(f"layout must be 'NHD' or 'HND', not {layout!r}")
     if type(dtype).__module__.partition(".")[0] == "torch":

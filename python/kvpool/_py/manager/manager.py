@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvpool._py.core.ids import MAX_INT32
 from kvpool._py.core.math import decimal_fraction
 from kvpool._py.device.factory import make_device
 from kvpool._py.device.sim_device import SimDevice
@@ -29,6 +30,7 @@ from kvpool._py.storage.sizing import grain_for_quota, plan_slot_counts
 from kvpool._py.storage.tier import Tier
 from kvpool.errors import ArgumentError, LogicError, UnknownBufferError, UnsupportedError
 from kvpool.v2._backend import Layout, StepResult
+from kvpool.v2._checks import INT64_MAX
 
 
 class Manager:
@@ -216,8 +218,8 @@ class Manager:
     def set_scratch_enabled(self, handle: int, value: bool) -> None:
         """Switch scratch reuse of one cache.
 
-        False raises LogicError while scratch slots are in use.  True raises ArgumentError when the manager is not
-        configured for it, or when the present lengths would need scratch blocks at once.
+        ArgumentError: False while scratch slots are in use; True when the manager is not configured for it, or when the
+        present lengths would need scratch blocks at once.
         """
         with self._inside("set_scratch_enabled", handle) as cache:
             self._transitions.set_scratch_enabled(cache, value)
@@ -285,6 +287,8 @@ class Manager:
             raise UnsupportedError("step(): tokens need prefix reuse, which is not built yet")
         if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
             raise TypeError(f"step(): stream must be an int or None, not {type(stream).__name__}")
+        if stream is not None and not 0 <= stream <= INT64_MAX:
+            raise ArgumentError(f"step(): stream must be from 0 to {INT64_MAX}, not {stream}")
         table = require_array(table, "table", np.int32, 3, writable=True)
         lists = [
             require_array(value, name, dtype, 1).tolist()
@@ -301,6 +305,10 @@ class Manager:
         if table.shape[0] != self._rules.num_life_cycles:
             raise ArgumentError(
                 f"step(): table has {table.shape[0]} layer groups, the manager has {self._rules.num_life_cycles}"
+            )
+        if max(table.shape[1:]) > MAX_INT32:
+            raise ArgumentError(
+                f"step(): table has {table.shape[1]} rows of {table.shape[2]} blocks; neither may exceed {MAX_INT32}"
             )
         target = self._device.own_stream() if stream is None else stream
         with self._guard.inside_all("step", self._registry, lists[0]) as caches:
@@ -338,4 +346,7 @@ def _int32_row(buffer: Any) -> npt.NDArray[np.int32]:
         raise ArgumentError(f"buffer: one dimension of int32 wanted, not {view.ndim} of format {view.format!r}")
     if view.readonly or not view.c_contiguous:
         raise ArgumentError("buffer: must be writable and C-contiguous")
-    return np.frombuffer(view, np.int32) if view.nbytes else np.empty(0, np.int32)
+    row = np.frombuffer(view, np.int32) if view.nbytes else np.empty(0, np.int32)
+    if not row.flags.aligned:
+        raise ArgumentError("buffer: must be aligned")
+    return row

@@ -264,6 +264,8 @@ def require_array(value: Any, name: str, dtype: type[np.generic], ndim: int, wri
         raise ArgumentError(f"step(): {name} must have {ndim} dimension(s), not {value.ndim}")
     if not value.flags.c_contiguous:
         raise ArgumentError(f"step(): {name} must be C-contiguous")
+    if not value.flags.aligned:
+        raise ArgumentError(f"step(): {name} must be aligned")
     if writable and not value.flags.writeable:
         raise ArgumentError(f"step(): {name} must be writable")
     return value

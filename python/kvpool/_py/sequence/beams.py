@@ -13,6 +13,9 @@ from kvpool._py.sequence.transitions import Slots, Transitions, require, stream_
 from kvpool._py.storage.tier import Shortage
 from kvpool.errors import ArgumentError, LogicError, NeverFitsError, OutOfPagesError
 
+MAX_BEAM_WIDTH = 65536
+"""A cache without pages could have any number else, and use up the memory."""
+
 
 @dataclass(slots=True)
 class _Growth:
@@ -28,12 +31,12 @@ class _Growth:
 def set_beam_width(transitions: Transitions, cache: KVCache, width: int) -> None:
     """Change the number of beams.
 
-    Raises LogicError unless ACTIVE, or when growing while scratch blocks are in use; ArgumentError for a width below 1;
+    Raises LogicError unless ACTIVE, or when growing while scratch blocks are in use; ArgumentError for a width out of range;
     NeverFitsError or OutOfPagesError, nothing changed, when slots lack.
     """
     require(cache, "beam_width", ACTIVE)
-    if width < 1:
-        raise ArgumentError(f"beam_width must be at least 1, not {width}")
+    if not 1 <= width <= MAX_BEAM_WIDTH:
+        raise ArgumentError(f"beam_width must be from 1 to {MAX_BEAM_WIDTH}, not {width}")
     if width > cache.beam_width:
         _grow(transitions, cache, width)
     elif width < cache.beam_width:

@@ -26,9 +26,9 @@ class LifeCyclePlan:
     stale: Range
     scratch: Range
     num_scratch: int  # slots for the scratch range
-    drop: list[int]  # ordinals whose pages go, ascending
-    take: list[int]  # ordinals that get pages, ascending
-    changed: Range  # hull of exposed entries that change among blocks that exist before and after
+    drop: list[int] = field(default_factory=list)  # ordinals whose pages go, ascending
+    take: list[int] = field(default_factory=list)  # ordinals that get pages, ascending
+    changed: Range = (0, 0)  # hull of exposed entries that change among blocks that exist before and after
 
 
 @dataclass(slots=True)
@@ -65,40 +65,49 @@ class ResizePlan:
 def plan_resize(rules: SequenceRules, cache: KVCache, history: int, capacity: int) -> ResizePlan:
     """Plan for the lengths ``history`` ≤ ``capacity``; with the present ones it restores what a suspend gave up."""
     plan = ResizePlan(history, capacity, div_up(capacity, rules.tokens_per_block))
-    for life_cycle in rules.attention:
-        _plan_attention(rules, cache, life_cycle, plan)
+    plan.parts = [_count_attention(rules, cache, life_cycle, plan) for life_cycle in rules.attention]
     _plan_states(rules, cache, plan)
+    if plan.never_fits(rules) is None:  # else the list of its pages could be longer than the memory
+        for part in plan.parts:
+            _plan_pages(rules, cache, part, plan)
     return plan
 
 
-def _plan_attention(rules: SequenceRules, cache: KVCache, life_cycle: LifeCycle, plan: ResizePlan) -> None:
+def _count_attention(rules: SequenceRules, cache: KVCache, life_cycle: LifeCycle, plan: ResizePlan) -> LifeCyclePlan:
+    """Ranges and numbers of slots; costs the same for any lengths."""
     tpb, window, sinks = rules.tokens_per_block, life_cycle.window, life_cycle.sink_blocks
-    index, group = life_cycle.index, life_cycle.pool_group
     stale = stale_range(plan.history, tpb, window, sinks)
     scratch: Range = (0, 0)
     if cache.scratch_enabled:
         scratch = _scratch_blocks(rules, life_cycle, plan.history, plan.capacity)
     num_scratch = scratch_slots(scratch[1] - scratch[0], life_cycle.scratch_fraction)
-    newly_stale = range(max(cache.stale[index][1], stale[0]), min(stale[1], cache.num_blocks))
-    hold = cache.commit_allowed and not rules.commit_min_snapshot  # a stale page may still be committed
-    drop = _pages_to_drop(cache, index, range(0) if hold else newly_stale, scratch, plan.num_blocks)
-    take = _pages_to_take(cache, index, stale, scratch, plan.num_blocks)
-    changed = _hull(newly_stale if hold else range(0), drop, take, min(cache.num_blocks, plan.num_blocks))
-    plan.parts.append(LifeCyclePlan(index, group, stale, scratch, num_scratch, drop, take, changed))
-
-    released = plan.released.setdefault(group, [])
-    beams = cache.slots[index]
-    for slots in beams:
-        released.extend(slot for slot in map(slots.__getitem__, drop) if slot != BAD_PAGE_INDEX)
-    released.extend(cache.scratch[index][num_scratch:])
-    wanted = max(0, num_scratch - len(cache.scratch[index]))
     total = num_scratch
     for begin in cache.beam_begin:
-        wanted += len(take) if begin == 0 else sum(ordinal >= begin for ordinal in take)
         blocks = begin, plan.num_blocks
         total += max(0, plan.num_blocks - begin) - overlap(stale, blocks) - overlap(scratch, blocks)
-    plan.wanted[group] = plan.wanted.get(group, 0) + wanted
+    group = life_cycle.pool_group
     plan.total[group] = plan.total.get(group, 0) + total
+    return LifeCyclePlan(life_cycle.index, group, stale, scratch, num_scratch)
+
+
+def _plan_pages(rules: SequenceRules, cache: KVCache, part: LifeCyclePlan, plan: ResizePlan) -> None:
+    """The pages that go and come, and the entries that change."""
+    index, group = part.life_cycle, part.pool_group
+    newly_stale = range(max(cache.stale[index][1], part.stale[0]), min(part.stale[1], cache.num_blocks))
+    hold = cache.commit_allowed and not rules.commit_min_snapshot  # a stale page may still be committed
+    part.drop = _pages_to_drop(cache, index, range(0) if hold else newly_stale, part.scratch, plan.num_blocks)
+    part.take = _pages_to_take(cache, index, part.stale, part.scratch, plan.num_blocks)
+    common = min(cache.num_blocks, plan.num_blocks)
+    part.changed = _hull(newly_stale if hold else range(0), part.drop, part.take, common)
+
+    released = plan.released.setdefault(group, [])
+    for slots in cache.slots[index]:
+        released.extend(slot for slot in map(slots.__getitem__, part.drop) if slot != BAD_PAGE_INDEX)
+    released.extend(cache.scratch[index][part.num_scratch :])
+    wanted = max(0, part.num_scratch - len(cache.scratch[index]))
+    for begin in cache.beam_begin:
+        wanted += len(part.take) if begin == 0 else sum(ordinal >= begin for ordinal in part.take)
+    plan.wanted[group] = plan.wanted.get(group, 0) + wanted
 
 
 def needs_scratch(rules: SequenceRules, cache: KVCache) -> bool:
@@ -126,11 +135,20 @@ def _pages_to_drop(cache: KVCache, index: int, stale: range, scratch: Range, num
 def _pages_to_take(cache: KVCache, index: int, stale: Range, scratch: Range, num_blocks: int) -> list[int]:
     """Live ordinals without a page: new blocks, and blocks that were scratch before."""
     old_scratch = cache.scratch_ranges[index]
-    candidates = list(range(old_scratch[0], min(old_scratch[1], cache.num_blocks, num_blocks)))
-    candidates.extend(range(cache.num_blocks, num_blocks))
-    return [
-        ordinal for ordinal in candidates if not (stale[0] <= ordinal < stale[1] or scratch[0] <= ordinal < scratch[1])
-    ]
+    take = _without((old_scratch[0], min(old_scratch[1], cache.num_blocks, num_blocks)), stale, scratch)
+    return take + _without((cache.num_blocks, num_blocks), stale, scratch)
+
+
+def _without(blocks: Range, first: Range, second: Range) -> list[int]:
+    """Ordinals of ``blocks`` in neither range, ascending; a ``second`` that is not empty lies behind ``first``."""
+    begin, end = blocks
+    ordinals: list[int] = []
+    for hole_begin, hole_end in (first, second):
+        if hole_begin < hole_end:
+            ordinals.extend(range(begin, min(end, hole_begin)))
+            begin = max(begin, hole_end)
+    ordinals.extend(range(begin, end))
+    return ordinals
 
 
 def _hull(hidden: range, drop: list[int], take: list[int], common_blocks: int) -> Range:

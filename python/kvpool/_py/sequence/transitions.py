@@ -53,7 +53,7 @@ class Transitions:
     def check_lengths(self, cache: KVCache, capacity: int, history: int, where: str) -> None:
         """Refuse lengths that no state of the pools could serve."""
         if history < cache.history:
-            raise ArgumentError(f"{where}: history length {history}: can not be decreased, it is {cache.history}")
+            raise ArgumentError(f"{where}: History length cannot be decreased: {history} is below {cache.history}")
         if capacity < history:
             raise ArgumentError(f"{where}: capacity {capacity}: must be at least the history length {history}")
         if capacity > MAX_INT32:
@@ -169,7 +169,7 @@ class Transitions:
     def set_scratch_enabled(self, cache: KVCache, value: bool) -> None:
         """Use scratch slots from the next change of lengths on, or no longer."""
         if not value and any(cache.scratch):
-            raise LogicError("enable_swa_scratch_reuse: can not be switched off while scratch blocks are in use")
+            raise ArgumentError("enable_swa_scratch_reuse: can not be switched off while scratch blocks are in use")
         if value and not cache.scratch_enabled:
             if self.rules.max_rewind is None:
                 raise ArgumentError("enable_swa_scratch_reuse: the manager's swa_scratch_reuse is not configured")
