@@ -8,7 +8,8 @@
 namespace kvpool {
 namespace {
 
-constexpr std::int64_t kMaxBeamWidth = 65536;  // a cache without pages could have any number else, and use up the memory
+constexpr std::int64_t kMaxBeamWidth =
+    65536;  // a cache without pages could have any number else, and use up the memory
 
 }  // namespace
 

@@ -8,8 +8,8 @@ namespace kvpool {
 
 void ManagerState::check_lengths(const KvCache& cache, Lengths lengths, Where where) const {
     if (lengths.history < cache.history) {
-        throw ArgumentError(where.text() + ": History length cannot be decreased: " +
-                            std::to_string(lengths.history) + " is below " + std::to_string(cache.history));
+        throw ArgumentError(where.text() + ": History length cannot be decreased: " + std::to_string(lengths.history) +
+                            " is below " + std::to_string(cache.history));
     }
     if (lengths.capacity < lengths.history) {
         throw ArgumentError(where.text() + ": capacity " + std::to_string(lengths.capacity) +

@@ -36,7 +36,7 @@ struct StepInput {
 struct StepOutput {
     std::span<const std::uint8_t> ok;
     std::span<const DirtyRange> dirty;
-    EventId event;  // after it the pages may be used on other streams; 0: at once
+    EventId event;                       // after it the pages may be used on other streams; 0: at once
     std::shared_ptr<void> former_table;  // kept another table in place so far; letting go may run the caller's code
 };
 
