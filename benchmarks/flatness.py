@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks import machine
+
 ROOT = Path(__file__).parent.parent
 STEPS = 64
 BAR = 1.1
@@ -59,7 +61,7 @@ def main() -> None:
                 lines.append(f"| 256 | {context:,} | {slots:,} | {count:,.0f} | {count / first:.3f} |")
                 print(lines[-1], flush=True)
     if options.markdown:
-        options.markdown.write_text("\n".join(lines) + "\n")
+        options.markdown.write_text(f"{machine.describe()}\n\n" + "\n".join(lines) + "\n")
     sys.exit(0 if worst <= BAR else f"a ratio of {worst:.3f} is above {BAR}")
 
 

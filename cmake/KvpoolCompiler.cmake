@@ -27,6 +27,10 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
 add_library(kvpool_options INTERFACE)
 target_compile_options(kvpool_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wnon-virtual-dtor -Wold-style-cast
                                                 -Woverloaded-virtual -Wimplicit-fallthrough)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12
+   AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(kvpool_options INTERFACE -Wno-restrict) # a false positive of GCC 12: "x" + std::string at -O3
+endif()
 target_compile_definitions(kvpool_options INTERFACE KVPOOL_VERSION="${KVPOOL_FULL_VERSION}")
 if(KVPOOL_WERROR)
   target_compile_options(kvpool_options INTERFACE -Werror)

@@ -361,11 +361,24 @@ def expect(cfg) -> list[int] | None:
         elif cfg.typical_step is not None:
             need = max(1, sum(of_batch(cfg.typical_step, lc) for lc in mine))
         elif cfg.constraints:
-            need = floor
+            need = sum(
+                max(
+                    oracle.structural_floor(lc, lcs, tpb),
+                    *(oracle.ceil_fraction(of_batch(constraint, lc) / part) for constraint in cfg.constraints),
+                )
+                for lc in mine
+            )
         else:
             need = max(1, sum(of_batch(fallback, lc) for lc in mine))
         solver.append(oracle.Group(mine, slot_bytes, need, floor))
     return oracle.solve(solver, cfg.cache_tiers[0].quota)
+
+
+def test_constraints_alone_count_per_life_cycle(make) -> None:
+    """Demands 10, 2 and 4 below the limit make 11, 3 (its floor) and 5: the shared group needs 14, not ceil(12/0.97)."""
+    layers = [one(0, MIB), one(1, MIB, 64), one(2, MIB // 2, 128)]
+    manager = make(config(layers, 640 * MIB, constraints=[batch((320, 319))]))
+    assert slots(manager) == [542, 196]
 
 
 def random_config(seed: int):

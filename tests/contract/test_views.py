@@ -69,12 +69,12 @@ def test_own_tokens_per_block(make) -> None:
     manager = make(config([layer], 2 * MIB), "host")
     count = manager.pool_group_descs[0].num_slots
     key = manager.get_buffers(0, "key", np.uint8, 2, 16)
-    assert key.shape == (count, 4, 8, 2, 16)
+    assert key.shape == (count, 32, 2, 16)  # in NHD the pages of a slot follow one another
     assert manager.get_buffers(0, "key", np.uint8, 2, 16, "HND").shape == (count, 4, 2, 8, 16)
     converter = manager.get_page_index_converter(0, "key")
     base = manager.get_mem_pool_base_address(0, "key")
     for i, index in enumerate(converter([7])):
-        assert key[7, i].__array_interface__["data"][0] == base + manager.get_page_stride(0, "key") * index
+        assert key[7, 8 * i].__array_interface__["data"][0] == base + manager.get_page_stride(0, "key") * index
 
 
 def test_state_views(make) -> None:

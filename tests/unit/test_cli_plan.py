@@ -100,6 +100,19 @@ def test_nothing_fits_names_the_longest_that_does() -> None:
     assert fits == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("model", "memory"), [("gpt-oss-120b", "2GiB"), ("gemma-3-27b", "1GiB"), ("qwen3-next-80b-a3b", "300MiB")]
+)
+def test_the_named_length_fits_and_the_next_does_not(model: str, memory: str) -> None:
+    """Windows hold a page more on the way than at a whole number of blocks."""
+    longest = make_plan(PlanOptions(model=model, memory=memory, max_seq_len=131_072)).longest_fitting
+    assert longest
+    plans = [
+        make_plan(PlanOptions(model=model, memory=memory, max_seq_len=length)) for length in (longest, longest + 32)
+    ]
+    assert [plan.fits > 0 for plan in plans] == [True, False]
+
+
 def test_length_below_max_seq_len() -> None:
     short = make_plan(PlanOptions(model="gemma-3-27b", memory="40GiB", length=2048))
     long = make_plan(PlanOptions(model="gemma-3-27b", memory="40GiB", length=2048, max_seq_len=131_072))

@@ -252,7 +252,9 @@ def test_scratch_mapping_that_would_alias() -> None:
 def test_index_products_fit_int32() -> None:  # B182
     layout = build_layout(config([attention(i, size=64) for i in range(64)], tpb=32))
     check_index_range(layout, [2**31 // 128])
-    with pytest.raises(ConfigError, match=r"layer 0, role 'key': 16777217 slots x 128"):
+    with pytest.raises(
+        ConfigError, match=r'layer 0, role "key": page indices do not fit int32: 16777217 slots \* scale 128'
+    ):
         check_index_range(layout, [2**31 // 128 + 1])
     tiny = [BufferConfig(role="key", size=1), BufferConfig(role="value", size=1)]
     with pytest.raises(ConfigError, match="int32"):

@@ -168,7 +168,7 @@ def setting(name: str, value: Any) -> Change:
         (setting("rows", i32(0, 3)), ArgumentError, "request 1.*rows"),
         (setting("rows", i32(-1, 0)), ArgumentError, "request 0.*rows"),
         (setting("rows", i32(2, 2)), ArgumentError, "request 1.*rows"),
-        (setting("histories", i32(3, 1)), ArgumentError, "request 1.*history length 1"),
+        (setting("histories", i32(3, 1)), ArgumentError, "request 1.*decreased: 1 is below 2"),
         (setting("capacities", i32(8, 3)), ArgumentError, "request 1.*capacity 3"),
         (setting("capacities", i32(8, 33)), ArgumentError, "request 1.*9 blocks"),
         (setting("capacities", i32(8, 32)), NeverFitsError, "request 1"),

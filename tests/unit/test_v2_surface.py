@@ -231,6 +231,7 @@ def test_queries(manager: KVCacheManager) -> None:
     assert (manager.num_layers, list(manager.layer_ids)) == (3, [0, 1, 2])
     assert list(manager.all_buffer_ids)[-1] == (2, "state")
     assert (manager.tokens_per_block, manager.commit_min_snapshot) == (32, True)
+    assert (manager.allow_seq_rebasing, manager.enable_partial_match, manager.event_manager) == (True, True, None)
     assert list(manager.cache_tier_list) == [v2.CacheTier.GPU_MEM]
     assert manager.get_quota(v2.GPU_LEVEL) == 64 * MIB
     assert 0 < manager.mapped_bytes <= 64 * MIB

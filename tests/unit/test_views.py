@@ -49,7 +49,7 @@ def test_shapes(backend: str) -> None:
         hnd = manager.get_buffers(0, "value", np.float16, HEADS, DIM, "HND")
         assert hnd.shape == (slots[0], HEADS, TPB, DIM)
         own = manager.get_buffers(1, "key", "float16", HEADS, DIM, layout="NHD")
-        assert own.shape == (slots[0], 4, 8, HEADS, DIM)
+        assert own.shape == (slots[0], TPB, HEADS, DIM)
         assert manager.get_buffers(1, "key", np.uint16, HEADS, DIM, "HND").shape == (slots[0], 4, HEADS, 8, DIM)
         state = manager.get_buffers(2, "state", np.float32, 8, 128)
         assert state.shape == (slots[-1], 8, 128)
@@ -64,7 +64,7 @@ def test_first_axis_is_the_slot_id(backend: str) -> None:
             stride = manager.get_page_stride(layer, role)
             convert = manager.get_page_index_converter(layer, role)
             tokens = 1 if layer == 2 else TPB // convert.expansion
-            view = manager.get_buffers(layer, role, np.uint8, 1, stride // tokens)
+            view = manager.get_buffers(layer, role, np.uint8, 1, stride // tokens, "HND")
             base = manager.get_mem_pool_base_address(layer, role, PageIndexMode.PER_LAYER)
             for slot in (0, 1, view.shape[0] - 1):
                 pages = [view[slot, e] for e in range(convert.expansion)] if convert.expansion > 1 else [view[slot]]
@@ -129,7 +129,9 @@ def test_sizes_must_match(backend: str, role: str, heads: int, dim: int, text: s
 
 def test_arguments(backend: str) -> None:
     with make(backend) as manager:
-        for layout in ("nhd", "DHN", None):
+        with pytest.raises(TypeError, match="layout"):
+            manager.get_buffers(0, "key", np.float16, HEADS, DIM, None)
+        for layout in ("nhd", "DHN"):
             with pytest.raises(ArgumentError, match="'NHD' or 'HND'"):
                 manager.get_buffers(0, "key", np.float16, HEADS, DIM, layout)
         for heads, dim in ((0, DIM), (HEADS, 0), (-1, DIM)):
@@ -199,3 +201,8 @@ def test_torch_is_loaded_only_when_asked_for(backend: str) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_names_that_numpy_lacks_point_to_torch(backend: str) -> None:
+    with make(backend) as manager, pytest.raises(TypeError, match=r"torch\.bfloat16"):
+        manager.get_buffers(0, "key", "bfloat16", HEADS, DIM)

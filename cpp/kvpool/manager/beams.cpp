@@ -42,17 +42,16 @@ void ManagerState::check_room_for_beams(const KvCache& cache, std::int64_t width
     for (std::size_t group = 0; group < wanted.size(); ++group) {
         const std::int64_t total = tier.total(make_id<PoolGroupId>(group));
         if (live[group] + wanted[group] > total) {
-            throw NeverFitsError("beam width " + std::to_string(width) + " would need " +
-                                 std::to_string(live[group] + wanted[group]) + " slots of " + describe_group(group) +
-                                 ", which has " + std::to_string(total) + " in all");
+            throw NeverFitsError("beam_width " + std::to_string(width) + ": " +
+                                 std::to_string(live[group] + wanted[group]) + " slots of pool group " +
+                                 std::to_string(group) + " needed, which has " + std::to_string(total) + " in all");
         }
     }
     for (std::size_t group = 0; group < wanted.size(); ++group) {
         const std::int64_t free = tier.free(make_id<PoolGroupId>(group));
         if (wanted[group] > free) {
-            throw OutOfPagesError("beam width " + std::to_string(width) + " needs " + std::to_string(wanted[group]) +
-                                  " more slots of " + describe_group(group) + ", which has " + std::to_string(free) +
-                                  " free");
+            throw OutOfPagesError("beam_width " + std::to_string(width) + ": " + std::to_string(wanted[group] - free) +
+                                  " slots of pool group " + std::to_string(group) + " lack");
         }
     }
 }

@@ -36,8 +36,8 @@ void ManagerState::check_ever_fits(Where where) const {
         const std::int64_t total = tier.total(make_id<PoolGroupId>(group));
         if (plan.groups()[group].total > total) {
             throw NeverFitsError(where.text() + ": capacity " + std::to_string(plan.after().capacity) + " needs " +
-                                 std::to_string(plan.groups()[group].total) + " slots of " + describe_group(group) +
-                                 ", which has " + std::to_string(total) + " in all");
+                                 std::to_string(plan.groups()[group].total) + " slots of pool group " +
+                                 std::to_string(group) + ", which has " + std::to_string(total) + " in all");
         }
     }
 }

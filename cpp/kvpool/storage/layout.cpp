@@ -182,10 +182,10 @@ void group_pools(Layout& layout, bool merge_equal_pools) {
 void check_scratch_aliases(const Layout& layout) {
     for (const auto& [id, attr] : layout.buffers) {
         if (layout.life_cycle(attr.life_cycle).key.is_windowed() && attr.scale % attr.layer_util != 0) {
-            throw ConfigError("swa_scratch_reuse: scratch mapping would alias: " + name_of(id.layer, id.role) +
-                              " has " + std::to_string(attr.layer_util) + " of the " + std::to_string(attr.scale) +
-                              " sub-pages of a slot in pool " + std::to_string(attr.pool.value()) +
-                              "; the first must divide the second");
+            throw ConfigError("swa_scratch_reuse: " + name_of(id.layer) + " has " + std::to_string(attr.layer_util) +
+                              " of the " + std::to_string(attr.scale) + " buffers of pool " +
+                              std::to_string(attr.pool.value()) + " of layer group " +
+                              std::to_string(attr.life_cycle.value()) + "; the scratch mapping would alias");
         }
     }
 }

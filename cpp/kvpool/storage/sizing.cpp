@@ -84,12 +84,12 @@ private:
     [[nodiscard]] bool fits(const std::vector<std::int64_t>& counts) const { return total(counts) <= Int128{quota_}; }
 
     [[noreturn]] void throw_floors() const {
-        std::string text = "quota of " + std::to_string(quota_) + " bytes is too small: the floors need " +
+        std::string text = "the quota of " + std::to_string(quota_) + " bytes is below the floors of " +
                            std::to_string(saturate(total(counts_))) + " bytes (grain " + std::to_string(grain_) + ")";
         for (std::size_t i = 0; i < groups_.size(); ++i) {
             const SizingGroup& group = groups_[i];
-            text += "; pool group " + std::to_string(i) + " (" +
-                    (group.label.empty() ? describe(group.key) : group.label) + "): floor " +
+            text += (i == 0 ? ": pool group " : "; pool group ") + std::to_string(i) +
+                    (group.label.empty() ? " (" + describe(group.key) + ")" : " of " + group.label) + ": floor " +
                     std::to_string(group.floor) +
                     " slots = " + std::to_string(saturate(cost_of(group.floor, group.slot_sizes, grain_))) + " bytes";
         }
@@ -226,11 +226,25 @@ std::vector<std::int64_t> ratio_needs(const Layout& layout, const std::vector<do
     return needs;
 }
 
+// Per life cycle the most that a constraint batch asks of it below the limit, or its structural floor.
+std::vector<std::int64_t> constraint_needs(const Layout& layout, const ManagerConfig& config) {
+    const Decimal limit = Decimal::from_double(config.max_util_for_resume);
+    std::vector<std::int64_t> needs = structural_floors(layout);
+    for (const Batch& batch : config.constraints) {
+        const std::vector<std::int64_t> demand = batch_demand(layout, batch, config.scratch_max_rewind_len);
+        for (std::size_t i = 0; i < needs.size(); ++i) {
+            const Decimal& share = layout.pool_group(layout.life_cycles[i].pool_group).ssm_only ? Decimal{1, 1} : limit;
+            needs[i] = std::max(needs[i], ceil_div_by_limit(demand[i], share));
+        }
+    }
+    return needs;
+}
+
 std::string label_of(const Layout& layout, const PoolGroup& group) {
     std::string text;
     for (const LifeCycleId id : group.life_cycles) {
-        text += (text.empty() ? "life cycle " : ", life cycle ") + std::to_string(id.value()) + ": " +
-                describe(layout.life_cycle(id).key);
+        text += (text.empty() ? "layer group " : ", layer group ") + std::to_string(id.value()) + " (" +
+                describe(layout.life_cycle(id).key) + ")";
     }
     return text;
 }
@@ -280,16 +294,20 @@ std::vector<std::int64_t> solve_slot_counts(std::int64_t quota, std::int64_t gra
     return Division(quota, grain, groups).run();
 }
 
-std::vector<std::int64_t> pool_group_needs(const Layout& layout, const ManagerConfig& config,
-                                           const std::vector<std::int64_t>& floors) {
+std::vector<std::int64_t> pool_group_needs(const Layout& layout, const ManagerConfig& config) {
     if (config.initial_pool_ratio) {
         return ratio_needs(layout, *config.initial_pool_ratio);
     }
-    std::vector<std::int64_t> needs = floors;
-    if (config.typical_step || config.constraints.empty()) {
-        const Batch fallback{.requests = {{.capacity = 2049, .history = 2048}}, .system_prompt_length = 0};
-        const Batch& batch = config.typical_step ? *config.typical_step : fallback;
-        needs = sum_by_pool_group(layout, batch_demand(layout, batch, config.scratch_max_rewind_len));
+    const auto demand_of = [&](const Batch& batch) {
+        return sum_by_pool_group(layout, batch_demand(layout, batch, config.scratch_max_rewind_len));
+    };
+    std::vector<std::int64_t> needs;
+    if (config.typical_step) {
+        needs = demand_of(*config.typical_step);
+    } else if (!config.constraints.empty()) {
+        needs = sum_by_pool_group(layout, constraint_needs(layout, config));
+    } else {
+        needs = demand_of({.requests = {{.capacity = 2049, .history = 2048}}, .system_prompt_length = 0});
     }
     for (std::int64_t& need : needs) {
         need = std::max<std::int64_t>(1, need);
@@ -304,7 +322,7 @@ PoolPlan plan_pools(const Layout& layout, const ManagerConfig& config, std::int6
     PoolPlan plan;
     plan.grain = grain_for_quota(config.gpu_quota, granularity);
     plan.floors = pool_group_floors(layout, config);
-    const std::vector<std::int64_t> needs = pool_group_needs(layout, config, plan.floors);
+    const std::vector<std::int64_t> needs = pool_group_needs(layout, config);
     std::vector<SizingGroup> groups;
     for (std::size_t g = 0; g < layout.pool_groups.size(); ++g) {
         const PoolGroup& group = layout.pool_groups[g];

@@ -47,11 +47,10 @@ struct SizingGroup {
 [[nodiscard]] std::vector<std::int64_t> solve_slot_counts(std::int64_t quota, std::int64_t grain,
                                                           std::span<const SizingGroup> groups);
 
-// Relative demand per pool group, each >= 1; first that applies: initial_pool_ratio, typical_step, the constraints'
-// floors, one request of 2049 tokens with a history of 2048.  ConfigError for a ratio list that does not match the
-// life cycles.
-[[nodiscard]] std::vector<std::int64_t> pool_group_needs(const Layout& layout, const ManagerConfig& config,
-                                                         const std::vector<std::int64_t>& floors);
+// Relative demand per pool group, each >= 1; first that applies: initial_pool_ratio, typical_step, the constraints
+// (per life cycle the largest of its demands below the limit and its structural floor), one request of 2049 tokens with
+// a history of 2048.  ConfigError for a ratio list that does not match the life cycles.
+[[nodiscard]] std::vector<std::int64_t> pool_group_needs(const Layout& layout, const ManagerConfig& config);
 
 // The sizes of all pools of level 0.
 struct PoolPlan {

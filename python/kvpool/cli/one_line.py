@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -41,11 +42,20 @@ class OneLineGroup(TyperGroup):
             message = getattr(error, "format_message", None)  # the framework's own: a wrong option, a bad number
             if message is None:
                 raise
-            code = _complain(f"{message().rstrip('.')}; legal: {_legal(error)}", getattr(error, "exit_code", 2))
+            code = _complain(f"{_problem(error, message())}; legal: {_legal(error)}", getattr(error, "exit_code", 2))
         code = code if isinstance(code, int) else 0
         if standalone_mode:
             sys.exit(code)
         return code
+
+
+def _problem(error: Exception, message: str) -> str:
+    """The framework's message in the form of ours: the option first."""
+    if "valid integer" in message:
+        option = re.search(r"--[\w-]+", message)
+        if option is not None:
+            return f"{option.group()}: not an integer"
+    return message.rstrip(".")
 
 
 def _legal(error: Exception) -> str:

@@ -391,5 +391,5 @@ def _dispatch(config: Mapping[str, Any]) -> tuple[str, _Parser]:
             if isinstance(name, str) and name in ARCHITECTURES:
                 return name, ARCHITECTURES[name]
     raise ConfigError(
-        f"architecture {names!r} of config.json is not known; known: {', '.join(ARCHITECTURES)}; {HOW_TO_DESCRIBE}"
+        f"architectures = {names!r} in config.json: none is known; known: {', '.join(ARCHITECTURES)}; {HOW_TO_DESCRIBE}"
     )

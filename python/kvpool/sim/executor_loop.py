@@ -16,6 +16,7 @@ One step, in the convention of the next token:
 
 A chunk is cut to what the pools can hold for that request alone (a window's pages of the chunk and of the history before it
 exist together), so that no chunk can wait for ever.  Decisions depend on the requests and the configuration alone.
+Why it is so: docs/adr/0009-executor-loop.md.
 """
 
 from __future__ import annotations

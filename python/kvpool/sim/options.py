@@ -134,7 +134,19 @@ def load_model(name: str, tp: int) -> ModelGeometry:
     try:
         return model.shard(tp=tp)
     except ConfigError as error:
-        raise UsageError("--tp", str(error)) from None
+        raise UsageError("--tp", str(error), ", ".join(map(str, _legal_tp(model)))) from None
+
+
+def _legal_tp(model: ModelGeometry, most: int = 64) -> list[int]:
+    """The rank counts up to ``most`` that divide the model."""
+    legal = []
+    for tp in range(1, most + 1):
+        try:
+            model.shard(tp=tp)
+        except ConfigError:
+            continue
+        legal.append(tp)
+    return legal
 
 
 def check_block(model: ModelGeometry, tokens_per_block: int) -> None:

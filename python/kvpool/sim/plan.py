@@ -9,7 +9,7 @@ divided by the resume limit; nothing is opened in it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
@@ -136,10 +136,8 @@ def make_plan(options: PlanOptions) -> PlanResult:
     request_bytes = sum(count * group.slot_bytes for count, group in zip(need, groups, strict=True))
     ideal = memory // request_bytes if request_bytes else 0
     pools = _pools(config, backend, need) if ideal or not groups else None
-    fits = 0 if not pools else min(pool.slots // pool.slots_per_request for pool in pools)
-    longest = None
-    if not fits:
-        longest = _longest_fitting(lambda length: config_for(length)[0], block, settings["length"], backend)
+    fits = _fits(pools)
+    longest = None if fits else _longest_fitting(config_for, block, settings["length"], backend)
     return PlanResult.model_construct(
         schema_=1,
         kvpool=__version__,
@@ -281,11 +279,24 @@ def _pools(config: KVCacheManagerConfig, backend: str, need: Sequence[int]) -> l
         return pools
 
 
-def _longest_fitting(make_config: Any, block: int, length: int, backend: str) -> int:
+def _fits(pools: Sequence[PlanPool] | None) -> int:
+    return min(pool.slots // pool.slots_per_request for pool in pools) if pools else 0
+
+
+def _longest_fitting(
+    config_for: Callable[[int], tuple[KVCacheManagerConfig, tuple[int, int]]], block: int, length: int, backend: str
+) -> int:
+    """Construction keeps room for the longest length; on its way there a request may hold a page more per window."""
     try:
-        return longest_constructible(make_config, block, length, backend)
+        longest = longest_constructible(lambda length: config_for(length)[0], block, length, backend)
     except ConfigError:
         return 0
+    while longest:
+        config, typical = config_for(longest)
+        if _fits(_pools(config, backend, [group.blocks(*typical) for group in group_sizes(config)])):
+            break
+        longest -= block
+    return longest
 
 
 def _split(memory: int, groups: Sequence[GroupSize], need: Sequence[int], weights: Sequence[int]) -> Split:

@@ -194,6 +194,9 @@ class BatchDesc:
     system_prompt_length: int = 0
 
     def __post_init__(self) -> None:
+        self.assert_valid()
+
+    def assert_valid(self) -> None:
         object.__setattr__(self, "kv_caches", config_list("BatchDesc.kv_caches", self.kv_caches, (KVCacheDesc,)))
         length = config_int("BatchDesc.system_prompt_length", self.system_prompt_length, 0)
         object.__setattr__(self, "system_prompt_length", length)
@@ -306,6 +309,8 @@ class KVCacheManagerConfig:
     def _check_workload(self) -> None:
         self.constraints = config_list(_where("constraints"), self.constraints, (BatchDesc,))
         self.typical_step = config_optional(_where("typical_step"), self.typical_step, BatchDesc)
+        for batch in (*self.constraints, *([] if self.typical_step is None else [self.typical_step])):
+            batch.assert_valid()  # frozen, but its list is not
         scratch = config_optional(_where("swa_scratch_reuse"), self.swa_scratch_reuse, SwaScratchReuseConfig)
         if scratch is not None:
             scratch.assert_valid()

@@ -181,6 +181,21 @@ class KVCacheManager:
         return self._config.commit_min_snapshot
 
     @property
+    def enable_partial_match(self) -> bool:
+        """Whether a prefix match may end inside a block, of the configuration."""
+        return self._config.enable_partial_reuse
+
+    @property
+    def allow_seq_rebasing(self) -> bool:
+        """Always True: equal full blocks of two requests become one."""
+        return True
+
+    @property
+    def event_manager(self) -> None:
+        """The event manager of the constructor: None, as cache events are not built yet."""
+        return None
+
+    @property
     def cache_tier_list(self) -> Sequence[CacheTier]:
         """Index = cache level."""
         return tuple(tier.tier for tier in self._config.cache_tiers)
@@ -298,9 +313,9 @@ class KVCacheManager:
         """All slots of one buffer as an array (numpy dtype) or a tensor (torch dtype) over the pool itself.
 
         Shape: ``(slots, tokens_per_block, heads, head_dim)`` for "NHD", ``(slots, heads, tokens_per_block, head_dim)``
-        for "HND"; with own tokens per block ``t`` and ``E = tokens_per_block / t`` it is ``(slots, E, t, heads,
-        head_dim)`` or ``(slots, E, heads, t, head_dim)``; for recurrent state ``(slots, heads, head_dim)``. The first
-        axis is the slot id. Views support DLPack and keep the memory alive, after :meth:`shutdown` too.
+        for "HND", with own tokens per block ``t`` and ``E = tokens_per_block / t`` ``(slots, E, heads, t, head_dim)``;
+        for recurrent state ``(slots, heads, head_dim)``. The first axis is the slot id. Views support DLPack and keep
+        the memory alive, after :meth:`shutdown` too.
 
         Raises ArgumentError when the sizes do not make the buffer's bytes (it says what would), UnsupportedError on a
         device without bytes.

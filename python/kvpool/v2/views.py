@@ -45,7 +45,11 @@ def make_view(memory: Any, place: BufferPlace, dtype: Any, heads: int, head_dim:
         return _torch_view(memory, place, dtype, heads, head_dim, layout)
     if dtype is None:
         raise TypeError("dtype must be a numpy or torch dtype, not None")
-    kind = np.dtype(dtype)
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        legal = "a numpy dtype, or a torch dtype where numpy has none (torch.bfloat16, torch.float8_e4m3fn)"
+        raise TypeError(f"dtype {dtype!r} is unknown to numpy; legal: {legal}") from None
     if kind.hasobject or kind.itemsize == 0:
         raise ArgumentError(f"dtype must have a fixed size and hold no objects, not {kind}")
     shape, strides = _geometry(place, kind.itemsize, heads, head_dim, layout)
@@ -58,6 +62,8 @@ def _torch_view(memory: Any, place: BufferPlace, dtype: Any, heads: int, head_di
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a numpy or torch dtype, not {type(dtype).__name__}")
     shape, strides = _geometry(place, dtype.itemsize, heads, head_dim, layout)
+    if any(position % dtype.itemsize for position in (place.offset, *strides)):
+        raise ArgumentError(f"dtype {dtype}: {place.name} does not lie at whole elements of {dtype.itemsize} bytes")
     # through uint8: frombuffer itself does not know every narrow float
     whole = torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
     return whole.as_strided(shape, [stride // dtype.itemsize for stride in strides], place.offset // dtype.itemsize)
@@ -69,13 +75,14 @@ def _geometry(
     """Shape, and strides in bytes."""
     tokens = 1 if place.tokens is None else place.tokens
     _check_product(place, tokens, itemsize, heads, head_dim)
+    split = place.expansion != 1 and layout == "HND"  # in NHD the pages of a slot follow one another token by token
     inner: tuple[int, ...] = (heads, head_dim)
     if place.tokens is not None:
-        inner = (tokens, heads, head_dim) if layout == "NHD" else (heads, tokens, head_dim)
+        inner = (heads, tokens, head_dim) if layout == "HND" else (tokens * place.expansion, heads, head_dim)
     strides = [math.prod(inner[axis + 1 :]) * itemsize for axis in range(len(inner))]
     outer: tuple[int, ...] = (place.slots,)
     outer_strides = [place.slot_bytes]
-    if place.expansion != 1:
+    if split:
         outer += (place.expansion,)
         outer_strides.append(place.page_bytes)
     return outer + inner, (*outer_strides, *strides)

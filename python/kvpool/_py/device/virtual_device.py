@@ -10,9 +10,10 @@ import numpy.typing as npt
 from kvpool._py.core.ids import NO_EVENT
 from kvpool._py.core.math import round_up
 from kvpool._py.device.device import PAGE_BYTES, CopyTask
-from kvpool.errors import UnsupportedError
+from kvpool.errors import CuOOMError, UnsupportedError
 
 _FIRST_ADDRESS = 1 << 40  # far above what a small program maps, so that a stray use faults
+_END_ADDRESS = _FIRST_ADDRESS + (1 << 56)
 
 
 class VirtualArena:
@@ -57,8 +58,10 @@ class VirtualDevice:
         return 0
 
     def reserve(self, size: int) -> VirtualArena:
-        """The next addresses, 2 MiB aligned, upward from 2**40."""
+        """The next addresses, 2 MiB aligned, upward from 2**40; CuOOMError when 2**56 bytes of them are used up."""
         arena = VirtualArena(self._next_address, round_up(max(size, 1), PAGE_BYTES))
+        if self._next_address + arena.size > _END_ADDRESS:
+            raise CuOOMError(f"the virtual device has no {arena.size} bytes of addresses left")
         self._next_address += arena.size
         return arena
 

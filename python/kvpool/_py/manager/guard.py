@@ -37,6 +37,7 @@ class ManagerGuard:
         self.is_shut_down = False
         self._born_in = _fork_generation
         self._corruption: str | None = None
+        self._owner = 0  # thread that has the lock; other threads only compare it with themselves
 
     def check_process(self) -> None:
         """LogicError in the child of a fork: nothing there may touch what the parent owns."""
@@ -49,16 +50,21 @@ class ManagerGuard:
     def locked(self, call: str, even_after_shutdown: bool = False) -> Iterator[None]:
         """The manager, for this thread alone."""
         self.check_process()
+        if self._owner == threading.get_ident():  # a garbage collection inside a call may run any finalizer
+            raise LogicError(f"{call}(): a finalizer called the manager from inside another call of this thread")
         with self.lock:
-            if self._corruption is not None:
-                raise CorruptedError(self._corruption)
-            if self.is_shut_down and not even_after_shutdown:
-                raise LogicError(f"{call}(): the manager is shut down")
+            self._owner = threading.get_ident()
             try:
+                if self._corruption is not None:
+                    raise CorruptedError(self._corruption)
+                if self.is_shut_down and not even_after_shutdown:
+                    raise LogicError(f"{call}(): the manager is shut down")
                 yield
             except CorruptedError as error:
                 self._corruption = str(error)
                 raise
+            finally:
+                self._owner = 0
 
     @contextmanager
     def inside(self, call: str, registry: CacheRegistry, handle: int) -> Iterator[KVCache]:

@@ -23,7 +23,7 @@ from kvpool._py.manager.registry import CacheRegistry
 from kvpool._py.manager.step import BatchStep, require_array
 from kvpool._py.sequence.beams import set_beam_width
 from kvpool._py.sequence.block_table import exposed_slots, fill_buffer, owned_slots
-from kvpool._py.sequence.kv_cache import ACTIVE, CLOSED, KVCache, SequenceRules
+from kvpool._py.sequence.kv_cache import CLOSED, KVCache, SequenceRules
 from kvpool._py.sequence.transitions import Transitions
 from kvpool._py.storage.layout import LifeCycle, build_layout, check_index_range
 from kvpool._py.storage.sizing import grain_for_quota, plan_slot_counts
@@ -150,17 +150,18 @@ class Manager:
     def resume(self, handle: int, stream: int | None) -> bool:
         """SUSPENDED to ACTIVE; False when the pools are too full now."""
         with self._inside("resume", handle) as cache:
-            others = any(other.status == ACTIVE for other in self._registry.all() if other is not cache)
-            return self._transitions.resume(cache, stream, others)
+            return self._transitions.resume(cache, stream)
 
     def suspend(self, handle: int) -> None:
         """ACTIVE to SUSPENDED; pages stay."""
         with self._inside("suspend", handle) as cache:
+            _kept = _buffers_of(cache)
             self._transitions.suspend(cache)
 
     def close(self, handle: int) -> None:
         """Give all of a cache back; its handle is stale afterwards."""
         with self._inside("close", handle) as cache:
+            _kept = _buffers_of(cache)
             self._transitions.close(cache)
             self._registry.remove(handle)
 
@@ -208,6 +209,7 @@ class Manager:
     def set_beam_width(self, handle: int, width: int) -> None:
         """Change the number of beams; OutOfPagesError when slots lack."""
         with self._inside("set_beam_width", handle) as cache:
+            _kept = _buffers_of(cache)
             set_beam_width(self._transitions, cache, width)
 
     def scratch_enabled(self, handle: int) -> bool:
@@ -253,6 +255,7 @@ class Manager:
         with self._inside("attach_buffer", handle) as cache:
             self._life_cycle(life_cycle)
             _check_beam(cache, beam)
+            _kept = _buffers_of(cache)
             if buffer is None:
                 cache.buffers.pop((life_cycle, beam), None)
                 return
@@ -312,6 +315,7 @@ class Manager:
             )
         target = self._device.own_stream() if stream is None else stream
         with self._guard.inside_all("step", self._registry, lists[0]) as caches:
+            _kept = self._batch_step.held_table()
             return self._batch_step.run(caches, lists[1], lists[2], lists[3], table, target)
 
     # ---------------------------------------------------------------------------------------------------- inside
@@ -332,6 +336,11 @@ class Manager:
         self._guard.check_process()
         with self._guard.lock:
             time.sleep(seconds)
+
+
+def _buffers_of(cache: KVCache) -> list[npt.NDArray[np.int32]]:
+    """Attached buffers, to hold until the lock is given back: the end of one may run the caller's code."""
+    return list(cache.buffers.values())
 
 
 def _check_beam(cache: KVCache, beam: int) -> None:

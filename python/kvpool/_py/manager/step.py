@@ -77,6 +77,10 @@ class BatchStep:
         self._ok = np.empty(0, np.bool_)
         self._dirty = np.empty((0, 4), np.int32)
 
+    def held_table(self) -> tuple[Any, ...]:
+        """What keeps the table of the last step; its end may run the caller's code, so not under the lock."""
+        return self._table._table, self._table._export
+
     def run(
         self,
         caches: Sequence[KVCache],
@@ -268,4 +272,6 @@ def require_array(value: Any, name: str, dtype: type[np.generic], ndim: int, wri
         raise ArgumentError(f"step(): {name} must be aligned")
     if writable and not value.flags.writeable:
         raise ArgumentError(f"step(): {name} must be writable")
+    if type(value) is not np.ndarray:
+        return value.view(np.ndarray)  # no code of the caller's class under the lock
     return value

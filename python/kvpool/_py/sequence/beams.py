@@ -96,7 +96,8 @@ def _check_fits(transitions: Transitions, cache: KVCache, growth: _Growth) -> No
         total = cache.owned[group] - held[group] + wanted
         if total > rules.pool_group_slots[group]:
             raise NeverFitsError(
-                f"beam_width: {total} slots of pool group {group} needed, which has {rules.pool_group_slots[group]}"
+                f"beam_width {growth.num_new + cache.beam_width}: {total} slots of pool group {group} needed, which has "
+                f"{rules.pool_group_slots[group]} in all"
             )
 
 

@@ -22,12 +22,13 @@ Slots = dict[int, list[int]]
 
 
 class Transitions:
-    """The operations on a request; they share the tier and the device, and keep no state of their own."""
+    """The operations on a request; they share the tier and the device, and keep only the number of ACTIVE requests."""
 
     def __init__(self, rules: SequenceRules, tier: Tier, device: Device) -> None:
         self.rules = rules
         self.tier = tier
         self.device = device
+        self.num_active = 0
 
     # ------------------------------------------------------------------------------------------------ lengths
 
@@ -88,7 +89,7 @@ class Transitions:
 
     # ------------------------------------------------------------------------------------------------- states
 
-    def resume(self, cache: KVCache, stream: int | None, others_active: bool) -> bool:
+    def resume(self, cache: KVCache, stream: int | None) -> bool:
         """SUSPENDED to ACTIVE on ``stream`` (None: the cached one, else the device's own).
 
         False, and nothing changed, when the pools are too full: the share that other caches hold is above the limit
@@ -98,7 +99,7 @@ class Transitions:
         if stream is None:
             stream = self.device.own_stream() if cache.stream is None else cache.stream
         plan = self.plan(cache, cache.capacity, cache.history, "resume()")
-        if others_active and self._gate_is_shut(cache):
+        if self.num_active and self._gate_is_shut(cache):
             return False
         allocated = self.exchange(stream, plan.released, plan.wanted, previous=cache.stream)
         if isinstance(allocated, Shortage):
@@ -106,6 +107,7 @@ class Transitions:
         apply_resize(self.rules, cache, plan, allocated)
         cache.stream = stream
         cache.status = ACTIVE
+        self.num_active += 1
         cache.drop_binding()
         write_all_buffers(cache)
         return True
@@ -128,6 +130,7 @@ class Transitions:
         for scratch in cache.scratch:
             scratch.clear()
         cache.status = SUSPENDED
+        self.num_active -= 1
         detach_buffers(cache)
         cache.drop_binding()
 
@@ -143,6 +146,7 @@ class Transitions:
             states = [slot for slot in cache.ssm[position] if slot != BAD_PAGE_INDEX]
             released.setdefault(life_cycle.pool_group, []).extend(states)
         self.release(cache, released)
+        self.num_active -= cache.status == ACTIVE
         cache.status = CLOSED
         detach_buffers(cache)
 

@@ -141,8 +141,8 @@ def check_index_range(layout: StorageLayout, slot_counts: Sequence[int]) -> None
         product = num_slots * place.scale * place.expansion
         if product - 1 > MAX_INT32:
             raise ConfigError(
-                f"layer {layer}, role {role!r}: {num_slots} slots x {place.scale} buffers x {place.expansion} = "
-                f"{product} page indices do not fit int32"
+                f'layer {layer}, role "{role}": page indices do not fit int32: {num_slots} slots * scale {place.scale} '
+                f"* expansion {place.expansion} = {product}, at most {MAX_INT32 + 1} is legal"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,7 +125,6 @@ def _spend_rest(
     """Give what is left, in place.  The rest only shrinks, so a group that can not take a slot is out for good."""
     costs = [cost_of_slots(n, sizes, grain) for n, sizes in zip(counts, slot_sizes, strict=True)]
     left = quota - sum(costs)
-    open_groups = list(range(len(counts)))
     product = 1
     for need in needs:
         product *= need
@@ -133,16 +133,19 @@ def _spend_rest(
     def order(group: int) -> tuple[int, int, Key]:
         return counts[group] * weights[group], -sum(slot_sizes[group]), keys[group]
 
-    while len(open_groups) > 1:
-        group = min(open_groups, key=order)
+    queue = [(order(group), group) for group in range(len(counts))]
+    heapq.heapify(queue)
+    while len(queue) > 1:
+        group = queue[0][1]
         cost = cost_of_slots(counts[group] + 1, slot_sizes[group], grain)
         if cost - costs[group] > left:
-            open_groups.remove(group)
+            heapq.heappop(queue)
             continue
         left -= cost - costs[group]
         costs[group] = cost
         counts[group] += 1
-    for group in open_groups:
+        heapq.heapreplace(queue, (order(group), group))
+    for _, group in queue:
         counts[group] = _slots_within(costs[group] + left, slot_sizes[group], grain)
 
 
@@ -180,7 +183,7 @@ def _structural_floors(layout: StorageLayout) -> list[int]:
     return [1 if lc.is_ssm else windowed.get(lc.index, full) for lc in layout.life_cycles]
 
 
-def plan_needs(layout: StorageLayout, config: Any, floors: Sequence[int], max_rewind: int | None) -> list[int]:
+def plan_needs(layout: StorageLayout, config: Any, max_rewind: int | None) -> list[int]:
     """Positive weights per pool group: the proportion in which slots are wanted.  First rule that applies."""
     if config.initial_pool_ratio is not None:
         weights = [int(ratio * _RATIO_SCALE + 0.5) for ratio in config.initial_pool_ratio]
@@ -189,10 +192,21 @@ def plan_needs(layout: StorageLayout, config: Any, floors: Sequence[int], max_re
     if config.typical_step is not None:
         demand = batch_demand(layout, config.typical_step, max_rewind)
     elif config.constraints:
-        return list(floors)
+        demand = _constraint_needs(layout, config, max_rewind)
     else:
         demand = requests_demand(layout, [_FALLBACK_REQUEST], 0, max_rewind)
     return [max(1, n) for n in pool_group_demand(layout, demand)]
+
+
+def _constraint_needs(layout: StorageLayout, config: Any, max_rewind: int | None) -> list[int]:
+    """Per life cycle the most that a constraint batch asks of it below the limit, or its structural floor."""
+    limit = decimal_fraction(config.max_util_for_resume)
+    needs = _structural_floors(layout)
+    for batch in config.constraints:
+        for lc, demand in zip(layout.life_cycles, batch_demand(layout, batch, max_rewind), strict=True):
+            of_group = (1, 1) if layout.pool_groups[lc.pool_group].is_ssm_only else limit
+            needs[lc.index] = max(needs[lc.index], div_up_by_limit(demand, of_group))
+    return needs
 
 
 def share_need(weight: int, slot_bytes: int) -> int:
@@ -215,7 +229,7 @@ def plan_slot_counts(layout: StorageLayout, config: Any, grain: int) -> tuple[li
         grain,
         [pg.slot_sizes for pg in layout.pool_groups],
         floors,
-        plan_needs(layout, config, floors, max_rewind),
+        plan_needs(layout, config, max_rewind),
         [min(layout.life_cycles[lc].key for lc in pg.life_cycles) for pg in layout.pool_groups],
         [_describe(layout, pg.index) for pg in layout.pool_groups],
     )
@@ -225,7 +239,8 @@ def plan_slot_counts(layout: StorageLayout, config: Any, grain: int) -> tuple[li
 def _describe(layout: StorageLayout, pool_group: int) -> str:
     def one(index: int) -> str:
         lc = layout.life_cycles[index]
-        kind = "ssm" if lc.is_ssm else "full" if lc.window is None else f"window {lc.window}"
-        return f"layer group {index} ({kind})"
+        kind = "ssm" if lc.is_ssm else "full attention" if lc.window is None else f"window {lc.window}"
+        sinks = f" + {lc.sink_blocks} sink block(s)" if lc.sink_blocks else ""
+        return f"layer group {index} ({kind}{sinks})"
 
     return f"pool group {pool_group} of " + ", ".join(one(lc) for lc in layout.pool_groups[pool_group].life_cycles)
