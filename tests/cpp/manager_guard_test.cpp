@@ -6,6 +6,7 @@
 #include <functional>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "manager_support.hpp"
 
@@ -49,23 +50,31 @@ TEST(Guard, AStepWaitingForTheLockOwnsItsCaches) {
     const Table table(1, 1, 4);
     StepBatch batch;
     batch.add(cache, 0, 32, 0);
-    std::thread step;
-    manager.with_lock([&] {
-        step = std::thread([&] { static_cast<void>(manager.step(batch.input(table))); });
-        bool refused = false;
-        while (!refused) {
-            // With the lock held here, only a claimed flag ends this call; a call that is not refused would wait for us.
-            std::thread probe([&] {
-                try {
-                    static_cast<void>(manager.step(batch.input(table)));
-                } catch (const LogicError&) {
-                    refused = true;
-                }
-            });
-            probe.join();
+    std::atomic<int> served{0};
+    std::atomic<int> refused{0};
+    const auto attempt = [&] {
+        try {
+            static_cast<void>(manager.step(batch.input(table)));
+            ++served;
+        } catch (const LogicError&) {
+            ++refused;
         }
+    };
+    std::vector<std::thread> threads;
+    manager.with_lock([&] {
+        // With the lock held here, whichever comes first claims the cache and waits; only the claim can end the other call.
+        threads.emplace_back(attempt);
+        threads.emplace_back(attempt);
+        while (refused == 0) {
+            std::this_thread::yield();
+        }
+        EXPECT_EQ(served, 0);
     });
-    step.join();
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    EXPECT_EQ(served, 1);
+    EXPECT_EQ(refused, 1);
     EXPECT_EQ(manager.lengths(cache).capacity, 32);
 }
 
