@@ -50,8 +50,9 @@ def table(ours: list[Row], theirs: dict[str, dict[str, object]]) -> str:
         )
     for name, row in theirs.items():
         median = float(str(row["median"]))
+        mean = f"{float(str(row['mean'])):.2f}" if "mean" in row else ""
         lines.append(
-            f"| {row['peer']} ({name}) | {row['case']}: {row['method']} | {median:.2f} | {row.get('mean', '')} | "
+            f"| {row['peer']} ({name}) | {row['case']}: {row['method']} | {median:.2f} | {mean} | "
             f"| {median / base['kvpool v2cpp']:.2f} | {median / base['kvpool v2py']:.2f} |"
         )
     return "\n".join(lines)

@@ -19,13 +19,13 @@ compiler=${CXX:-c++}
 extension=$PWD/build/$kind/cpp/bindings/_native$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
 [ -f "$extension" ] || { echo "$0: $extension is missing; run: cmake --preset $kind && cmake --build --preset $kind" >&2; exit 1; }
 
-# A package directory of links: the sources of this tree beside the sanitizer build's extension.
+# A copy of the package with the sanitizer build's extension: links would lead child processes back to the source tree.
 overlay=build/$kind/python
 rm -rf "$overlay"
 mkdir -p "$overlay"
-cp -rs "$PWD/python/kvpool" "$overlay/kvpool"
+cp -r python/kvpool "$overlay/kvpool"
 rm -f "$overlay"/kvpool/_native*.so
-ln -s "$extension" "$overlay/kvpool/"
+cp "$extension" "$overlay/kvpool/"
 
 # Symbolic names of the compiler's own runtime; libstdc++ too, or the interceptor of exceptions finds none.
 preload="$("$compiler" -print-file-name=$runtime) $("$compiler" -print-file-name=libstdc++.so.6)"
