@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 
 _MAX_DECIMALS = 18
@@ -15,6 +16,18 @@ def div_up(a: int, b: int) -> int:
 def round_up(a: int, b: int) -> int:
     """Smallest multiple of ``b`` that is at least ``a``."""
     return div_up(a, b) * b
+
+
+def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
+    """Largest n in [0, most] with ``fits(n)``, for a predicate that holds up to some n; 0 when none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def decimal_fraction(x: float) -> tuple[int, int]:

@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvpool._py.core.ids import NO_EVENT
+
 MIB = 1 << 20
 PAGE_BYTES = 2 * MIB
 """Granularity of every device we have so far: 2 MiB, also the alignment of an arena."""
@@ -71,3 +73,30 @@ class Device(Protocol):
 
     def copy(self, stream: int, tasks: Sequence[CopyTask]) -> None:
         """Queue copies that do not overlap, in one batch."""
+
+
+class ImmediateDevice:
+    """The part of a device whose every call acts at once: one stream, and every event is complete."""
+
+    granularity = PAGE_BYTES
+
+    def own_stream(self) -> int:
+        """Stream 0."""
+        return 0
+
+    def record(self, stream: int) -> int:
+        """Always complete."""
+        return NO_EVENT
+
+    def wait(self, stream: int, event: int) -> None:
+        """Nothing to wait for."""
+
+    def query(self, event: int) -> bool:
+        """Always complete."""
+        return True
+
+    def synchronize_event(self, event: int) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvpool._py.core.ids import NO_EVENT
 from kvpool._py.core.math import round_up
-from kvpool._py.device.device import PAGE_BYTES, CopyTask
+from kvpool._py.device.device import PAGE_BYTES, CopyTask, ImmediateDevice
 from kvpool.errors import HostOOMError, LogicError
 
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -71,37 +70,15 @@ class HostArena:
             raise LogicError(f"[{offset}, {offset + size}) is no whole part of an arena of {self.size} bytes")
 
 
-class HostDevice:
+class HostDevice(ImmediateDevice):
     """The embedded default without a GPU."""
 
     name = "host"
-    granularity = PAGE_BYTES
     has_bytes = True
-
-    def own_stream(self) -> int:
-        """Stream 0."""
-        return 0
 
     def reserve(self, size: int) -> HostArena:
         """A new mapping."""
         return HostArena(size)
-
-    def record(self, stream: int) -> int:
-        """Always complete."""
-        return NO_EVENT
-
-    def wait(self, stream: int, event: int) -> None:
-        """Nothing to wait for."""
-
-    def query(self, event: int) -> bool:
-        """Always complete."""
-        return True
-
-    def synchronize_event(self, event: int) -> None:
-        """Nothing to wait for."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
 
     def copy(self, stream: int, tasks: Sequence[CopyTask]) -> None:
         """Copy now."""

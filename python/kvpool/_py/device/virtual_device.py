@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvpool._py.core.ids import NO_EVENT
 from kvpool._py.core.math import round_up
-from kvpool._py.device.device import PAGE_BYTES, CopyTask
+from kvpool._py.device.device import PAGE_BYTES, CopyTask, ImmediateDevice
 from kvpool.errors import CuOOMError, UnsupportedError
 
 _FIRST_ADDRESS = 1 << 40  # far above what a small program maps, so that a stray use faults
@@ -43,19 +42,14 @@ class VirtualArena:
         self.committed_bytes = 0
 
 
-class VirtualDevice:
+class VirtualDevice(ImmediateDevice):
     """Decides exactly as the others do, at the cost of a counter."""
 
     name = "virtual"
-    granularity = PAGE_BYTES
     has_bytes = False
 
     def __init__(self) -> None:
         self._next_address = _FIRST_ADDRESS
-
-    def own_stream(self) -> int:
-        """Stream 0."""
-        return 0
 
     def reserve(self, size: int) -> VirtualArena:
         """The next addresses, 2 MiB aligned, upward from 2**40; CuOOMError when 2**56 bytes of them are used up."""
@@ -64,23 +58,6 @@ class VirtualDevice:
             raise CuOOMError(f"the virtual device has no {arena.size} bytes of addresses left")
         self._next_address += arena.size
         return arena
-
-    def record(self, stream: int) -> int:
-        """Always complete."""
-        return NO_EVENT
-
-    def wait(self, stream: int, event: int) -> None:
-        """Nothing to wait for."""
-
-    def query(self, event: int) -> bool:
-        """Always complete."""
-        return True
-
-    def synchronize_event(self, event: int) -> None:
-        """Nothing to wait for."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
 
     def copy(self, stream: int, tasks: Sequence[CopyTask]) -> None:
         """Nothing to copy: a copy of pages without bytes has no effect."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvpool._py.core.math import div_up
+from kvpool._py.core.math import div_up, largest_that_fits
 from kvpool._py.storage.demand import pool_group_demand, requests_demand
 from kvpool._py.storage.layout import StorageLayout
 
@@ -26,11 +26,5 @@ def clamp_max_seq_len(
         demand = pool_group_demand(layout, requests_demand(layout, [(length, length)], 0, None))
         return all(n <= free for n, free in zip(demand, room, strict=True))
 
-    low, high = 0, div_up(max(0, token_num_upper_bound), tpb)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return max(0, min(low * tpb, token_num_upper_bound))
+    blocks = largest_that_fits(div_up(max(0, token_num_upper_bound), tpb), fits)
+    return max(0, min(blocks * tpb, token_num_upper_bound))

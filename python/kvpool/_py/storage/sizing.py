@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from kvpool._py.core.math import decimal_fraction, div_up, div_up_by_limit, round_up
+from kvpool._py.core.math import decimal_fraction, div_up, div_up_by_limit, largest_that_fits, round_up
 from kvpool._py.storage.demand import batch_demand, pool_group_demand, requests_demand
 from kvpool._py.storage.layout import StorageLayout
 from kvpool.errors import ConfigError
@@ -43,20 +43,8 @@ def grains_for_slots(num_slots: int, slot_sizes: Sequence[int], grain: int) -> i
 def grains_to_slots(grains: int, slot_sizes: Sequence[int], grain: int) -> tuple[int, int]:
     """Most slots that ``grains`` grains hold, and the grains these really use."""
     most = max(grains, 0) * grain // sum(slot_sizes)
-    slots = _largest(most, lambda n: grains_for_slots(n, slot_sizes, grain) <= grains)
+    slots = largest_that_fits(most, lambda n: grains_for_slots(n, slot_sizes, grain) <= grains)
     return slots, grains_for_slots(slots, slot_sizes, grain)
-
-
-def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """Largest n in [0, most] with ``fits(n)``, for a predicate that holds up to some n; 0 when none does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 # ------------------------------------------------------------------------------------------------------ the solver
@@ -90,7 +78,7 @@ def solve_slot_counts(
         return _total_cost(counts_at(scale), slot_sizes, grain) <= quota
 
     most = quota // sum(slot_sizes[list(needs).index(top)]) + 1
-    counts = counts_at(_largest(most, fits))
+    counts = counts_at(largest_that_fits(most, fits))
     _spend_rest(quota, grain, slot_sizes, needs, keys, counts)
     return counts
 
@@ -151,7 +139,7 @@ def _spend_rest(
 
 def _slots_within(budget: int, slot_sizes: Sequence[int], grain: int) -> int:
     """Most slots whose cost is within ``budget`` bytes."""
-    return _largest(budget // sum(slot_sizes), lambda n: cost_of_slots(n, slot_sizes, grain) <= budget)
+    return largest_that_fits(budget // sum(slot_sizes), lambda n: cost_of_slots(n, slot_sizes, grain) <= budget)
 
 
 # -------------------------------------------------------------------------------------- floors and needs of a config
