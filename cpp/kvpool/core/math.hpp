@@ -62,4 +62,18 @@ struct Decimal {
 // used / total > limit, exactly; total > 0.
 [[nodiscard]] bool exceeds_limit(std::int64_t used, std::int64_t total, const Decimal& limit) noexcept;
 
+// Largest x in [low, high] for which fits(x) holds; fits(low) holds and fits is monotone.
+template <class Fits>
+[[nodiscard]] std::int64_t largest_that_fits(std::int64_t low, std::int64_t high, const Fits& fits) {
+    while (low < high) {
+        const std::int64_t middle = low + (high - low) / 2 + (high - low) % 2;
+        if (fits(middle)) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
 }  // namespace kvpool

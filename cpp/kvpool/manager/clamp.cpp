@@ -31,17 +31,7 @@ std::int64_t ManagerState::clamp_max_seq_len(std::int64_t batch_size, std::int64
         }
         return true;
     };
-    std::int64_t low = 0;
-    std::int64_t high = div_up(bound, tpb);
-    while (low < high) {
-        const std::int64_t middle = low + (high - low + 1) / 2;
-        if (fits(middle)) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    return std::min(low * tpb, bound);
+    return std::min(largest_that_fits(0, div_up(bound, tpb), fits) * tpb, bound);
 }
 
 }  // namespace kvpool

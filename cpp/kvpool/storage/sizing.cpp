@@ -37,20 +37,6 @@ Int128 cost_of(std::int64_t slots, std::span<const std::int64_t> slot_sizes, std
     return sum;
 }
 
-// Largest x in [low, high] for which fits(x) holds; fits(low) holds and fits is monotone.
-template <class Fits>
-std::int64_t largest(std::int64_t low, std::int64_t high, const Fits& fits) {
-    while (low < high) {
-        const std::int64_t middle = low + (high - low) / 2 + (high - low) % 2;
-        if (fits(middle)) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    return low;
-}
-
 // One division of a quota.  counts_ only ever grows, and total(counts_) <= quota_ after the constructor.
 class Division {
 public:
@@ -128,7 +114,7 @@ private:
             return counts;
         };
         const auto upper = saturate(Int128{quota_} / slot_bytes_[most]);
-        counts_ = counts_at(largest(0, upper, [&](std::int64_t m) { return fits(counts_at(m)); }));
+        counts_ = counts_at(largest_that_fits(0, upper, [&](std::int64_t m) { return fits(counts_at(m)); }));
     }
 
     // Step 2.  Handing out slot by slot is a walk along one fixed order of tokens (group, count), sorted by count /
@@ -183,7 +169,7 @@ private:
         const std::int64_t now = counts_[reference];
         if (fits_before(now)) {
             const auto upper = saturate(Int128{quota_} / slot_bytes_[reference]);
-            counts_ = counts_before(open, reference, largest(now, std::max(now, upper), fits_before));
+            counts_ = counts_before(open, reference, largest_that_fits(now, std::max(now, upper), fits_before));
         }
     }
 
@@ -277,7 +263,8 @@ std::pair<std::int64_t, std::int64_t> grains_to_slots(std::int64_t grains, std::
     }
     const auto grains_at = [&](std::int64_t n) { return cost_of(n, slot_sizes, g) / Int128{g}; };
     const std::int64_t upper = saturate(Int128{grains} * Int128{g} / Int128{slot_sizes.front()});
-    const std::int64_t slots = largest(0, upper, [&](std::int64_t n) { return grains_at(n) <= Int128{grains}; });
+    const std::int64_t slots =
+        largest_that_fits(0, upper, [&](std::int64_t n) { return grains_at(n) <= Int128{grains}; });
     return {slots, static_cast<std::int64_t>(grains_at(slots))};
 }
 
