@@ -24,13 +24,13 @@ CONTEXTS = [(context, 2_000_000) for context in (2048, 8192, 32768, 131072)]
 POOLS = [(2048, slots) for slots in (20_000, 200_000, 2_000_000)]
 
 
-def build(folder: Path) -> Path:
-    """Compiles the program as a release build; returns its path."""
+def build(folder: Path, target: str) -> Path:
+    """Compiles a program of benchmarks/cpp as a release build; returns its path."""
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DKVPOOL_BENCHMARKS=ON", "-DKVPOOL_BINDINGS=OFF"]
     subprocess.run(["cmake", "-S", str(ROOT), "-B", str(folder), *options], check=True, stdout=subprocess.DEVNULL)
-    command = ["cmake", "--build", str(folder), "--target", "kvpool_step_instructions", "-j2"]
+    command = ["cmake", "--build", str(folder), "--target", target, "-j2"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return folder / "benchmarks" / "cpp" / "kvpool_step_instructions"
+    return folder / "benchmarks" / "cpp" / target
 
 
 def instructions(program: Path, context: int, slots: int) -> float:
@@ -51,7 +51,7 @@ def main() -> None:
     lines = ["| requests | context | slots | instructions a step | ratio to the first |", "|---|---|---|---|---|"]
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        program = build(Path(folder))
+        program = build(Path(folder), "kvpool_step_instructions")
         for series in (CONTEXTS, POOLS):
             first = 0.0
             for context, slots in series:

@@ -37,7 +37,7 @@ private:
 class ArrayArgument {
 public:
     // `dtype` with `ndim` dimensions, C-contiguous. Other objects with a buffer are taken as arrays. TypeError for what has
-    // none; ArgumentError naming the argument for anything else that is wrong.
+    // none; ArgumentError for anything else that is wrong; both begin with `name`.
     ArrayArgument(const char* name, pybind11::handle value, pybind11::handle dtype, int ndim, bool writable)
         : array_(pybind11::reinterpret_borrow<pybind11::object>(value)) {
         const auto& api = pybind11::detail::npy_api::get();
@@ -70,15 +70,15 @@ public:
 private:
     [[nodiscard]] static pybind11::object as_array(const char* name, pybind11::handle value, pybind11::handle dtype) {
         if (PyObject_CheckBuffer(value.ptr()) == 0) {
-            throw TypeError(std::string("step(): ") + name + " must be an array of " +
-                            std::string(pybind11::str(dtype)) + ", not " + Py_TYPE(value.ptr())->tp_name);
+            throw TypeError(std::string(name) + " must be an array of " + std::string(pybind11::str(dtype)) + ", not " +
+                            Py_TYPE(value.ptr())->tp_name);
         }
         return pybind11::module_::import("numpy").attr("asarray")(
             pybind11::memoryview(pybind11::reinterpret_borrow<pybind11::object>(value)));
     }
 
     [[noreturn]] void refuse(const char* name, pybind11::handle dtype, int ndim) const {
-        const std::string prefix = std::string("step(): ") + name + " must ";
+        const std::string prefix = std::string(name) + " must ";
         const auto* record = pybind11::detail::array_proxy(array_.ptr());
         if (!pybind11::detail::npy_api::get().PyArray_EquivTypes_(record->descr, dtype.ptr())) {
             throw ArgumentError(prefix + "have dtype " + std::string(pybind11::str(dtype)) + ", not " +

@@ -12,7 +12,8 @@ namespace py = pybind11;
 namespace kvpool::bindings {
 namespace {
 
-constexpr int kSsmLayer = 1;  // kvpool.v2.types.LayerType.SSM
+constexpr int kSsmLayer = 1;       // kvpool.v2.types.LayerType.SSM
+constexpr int kOptionalReuse = 1;  // kvpool.v2.types.ReusePolicy.OPTIONAL
 
 template <class T>
 T field(const py::handle& object, const char* name) {
@@ -26,6 +27,7 @@ LayerConfig read_layer(const py::handle& object) {
     if (!layer.is_ssm) {
         layer.window = field<std::optional<std::int64_t>>(object, "sliding_window_size");
         layer.sink_tokens = field<std::optional<std::int64_t>>(object, "num_sink_tokens").value_or(0);
+        layer.optional = field<int>(object, "reuse_policy") == kOptionalReuse;
     }
     for (const py::handle buffer : object.attr("buffers")) {
         layer.buffers.push_back({field<std::string>(buffer, "role"), field<std::int64_t>(buffer, "size"),
@@ -67,6 +69,12 @@ ManagerConfig read_config(const py::object& object) {
     config.commit_min_snapshot = field<bool>(object, "commit_min_snapshot");
     config.merge_equal_pools = field<bool>(object, "merge_equal_pools");
     config.enable_partial_reuse = field<bool>(object, "enable_partial_reuse");
+    config.reuse_match_backoff = field<std::int64_t>(object, "reuse_match_backoff");
+    config.longest_match = field<std::string>(object, "match_policy") == "longest";
+    config.retain_window_tails = field<bool>(object, "retain_window_tails");
+    config.window_tail_slack = field<std::int64_t>(object, "window_tail_slack");
+    config.window_tail_interval = field<std::optional<std::int64_t>>(object, "window_tail_interval");
+    config.text_only = field<bool>(object, "text_only");
     config.enable_stats = field<bool>(object, "enable_stats");
     return config;
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "arrays.hpp"
@@ -24,6 +25,7 @@
 #include "kvpool/manager/manager.hpp"
 #include "pool_memory.hpp"
 #include "step_call.hpp"
+#include "tokens.hpp"
 
 namespace py = pybind11;
 
@@ -121,6 +123,83 @@ std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t> lengths(PyMan
     return {found.committed, found.history, found.capacity, found.num_blocks};
 }
 
+using Lists = std::vector<std::vector<std::int32_t>>;
+
+Handle create(PyManager& self, py::handle scope, py::handle ids, py::handle digests, std::int64_t prompt_length,
+              bool text_only, std::optional<Lists> priorities) {
+    const TokenArguments tokens(ids, digests);
+    CreateInput input;
+    input.scope = read_scope(scope);
+    input.ids = tokens.has_ids() ? std::optional<TokenSpan>(tokens.ids()) : std::nullopt;
+    input.digests = tokens.digests();
+    input.prompt_length = prompt_length;
+    input.text_only = text_only;
+    if (priorities.has_value()) {
+        input.priorities = std::move(*priorities);
+    }
+    return self.core().create(std::move(input));
+}
+
+void commit(PyManager& self, Handle handle, py::handle ids, py::handle digests, bool is_end) {
+    const TokenArguments tokens(ids, digests);
+    self.core().commit(handle, tokens.ids(), tokens.digests(), is_end);
+}
+
+std::int64_t probe_reuse(PyManager& self, py::handle scope, py::handle ids, py::handle digests) {
+    const TokenArguments tokens(ids, digests);
+    return self.core().probe_reuse(read_scope(scope), tokens.ids(), tokens.digests());
+}
+
+py::object probe_first_new_block_key(PyManager& self, py::handle scope, py::handle ids, py::handle digests) {
+    const TokenArguments tokens(ids, digests);
+    const std::optional<BlockKey> key =
+        self.core().probe_first_new_block_key(read_scope(scope), tokens.ids(), tokens.digests());
+    return key.has_value() ? py::object(to_bytes(*key)) : py::object(py::none());
+}
+
+py::tuple match_pages(PyManager& self, py::handle scope, py::handle ids, py::handle digests, std::int64_t life_cycle,
+                      bool partial) {
+    const TokenArguments tokens(ids, digests);
+    const PagesOnPath found =
+        self.core().match_pages(read_scope(scope), tokens.ids(), tokens.digests(), life_cycle, partial);
+    py::list pages;
+    for (const std::optional<PagesOnPath::Page>& page : found.pages) {
+        pages.append(page.has_value() ? py::object(py::make_tuple(page->slot.value(), page->coverage))
+                                      : py::object(py::none()));
+    }
+    return py::make_tuple(found.tokens, pages);
+}
+
+void debug_insert_block(PyManager& self, py::handle scope, py::handle ids, py::handle digests,
+                        const std::vector<std::int64_t>& coverage) {
+    const TokenArguments tokens(ids, digests);
+    self.core().debug_insert_block(read_scope(scope), tokens.ids(), tokens.digests(), coverage);
+}
+
+void debug_set_coverage(PyManager& self, py::handle scope, py::handle ids, py::handle digests, std::int64_t life_cycle,
+                        std::int64_t coverage) {
+    const TokenArguments tokens(ids, digests);
+    self.core().debug_set_coverage(read_scope(scope), tokens.ids(), tokens.digests(), life_cycle, coverage);
+}
+
+py::tuple committed_tokens(PyManager& self, Handle handle) {
+    const auto [ids, digests] = self.core().committed_tokens(handle);
+    return describe_tokens(ids, digests);
+}
+
+py::list reuse_status(PyManager& self, Handle handle) {
+    const py::object type = py::module_::import("kvpool.v2._backend").attr("ReuseStatus");
+    py::list out;
+    for (const ReuseStatus& row : self.core().reuse_status(handle)) {
+        py::list coverage;
+        for (const HalfOpenRange& range : row.coverage) {
+            coverage.append(py::make_tuple(range.beg, range.end));
+        }
+        out.append(type(row.group.value(), row.optional, row.complete, row.endpoint, coverage));
+    }
+    return out;
+}
+
 void hold_lock(PyManager& self, double seconds) {
     self.core().with_lock([&] {
         const py::gil_scoped_release unlocked;
@@ -153,13 +232,59 @@ void bind_pools(py::class_<PyManager>& manager) {
              "For tests: holds the manager's lock, not the interpreter's.");
 }
 
+void bind_tree(py::class_<PyManager>& manager) {
+    const py::arg scope("scope");
+    const py::arg ids("ids");
+    const py::arg digests("digests");
+    manager.def("probe_reuse", &probe_reuse, scope, ids, digests)
+        .def("probe_first_new_block_key", &probe_first_new_block_key, scope, ids, digests)
+        .def("clear_reusable_blocks", [](PyManager& self) { self.core().clear_reusable_blocks(); })
+        .def(
+            "drop_planned", [](PyManager& self, std::int64_t plan) { return self.core().drop_planned(plan); },
+            py::arg("plan"))
+        .def("match_pages", &match_pages, scope, ids, digests, py::arg("life_cycle"), py::arg("partial"))
+        .def("all_tree_pages_droppable", [](PyManager& self) { return self.core().all_tree_pages_droppable(); })
+        .def("debug_insert_block", &debug_insert_block, scope, ids, digests, py::arg("coverage"))
+        .def("debug_set_coverage", &debug_set_coverage, scope, ids, digests, py::arg("life_cycle"),
+             py::arg("coverage"));
+}
+
+void bind_prefix(py::class_<PyManager>& manager) {
+    const py::arg handle("handle");
+    manager
+        .def("create", &create, py::arg("scope") = py::make_tuple(py::none(), py::none()), py::arg("ids") = py::none(),
+             py::arg("digests") = py::tuple(), py::arg("prompt_length") = 0, py::arg("text_only") = false,
+             py::arg("priorities") = py::none())
+        .def(
+            "extend_priorities",
+            [](PyManager& self, Handle h, const Lists& priorities) { self.core().extend_priorities(h, priorities); },
+            handle, py::arg("priorities"))
+        .def("commit", &commit, handle, py::arg("ids"), py::arg("digests"), py::arg("is_end"))
+        .def("committed_tokens", &committed_tokens, handle)
+        .def(
+            "block_keys", [](PyManager& self, Handle h) { return describe_keys(self.core().block_keys(h)); }, handle)
+        .def(
+            "match_depths", [](PyManager& self, Handle h) { return self.core().match_depths(h); }, handle)
+        .def("reuse_status", &reuse_status, handle)
+        .def(
+            "plan_drop", [](PyManager& self, Handle h) { return self.core().plan_drop(h); }, handle)
+        .def(
+            "page_is_linked",
+            [](PyManager& self, Handle h, std::int64_t ordinal, std::int64_t life_cycle) {
+                return self.core().page_is_linked(h, ordinal, life_cycle);
+            },
+            handle, py::arg("ordinal"), py::arg("life_cycle"));
+}
+
 void bind_caches(py::class_<PyManager>& manager) {
     const py::arg handle("handle");
-    manager.def("create", [](PyManager& self) { return self.core().create(); })
+    manager
         .def(
             "resume",
-            [](PyManager& self, Handle h, MaybeInt stream) { return self.core().resume(h, to_stream(stream)); }, handle,
-            py::arg("stream"))
+            [](PyManager& self, Handle h, MaybeInt stream, const std::optional<std::vector<std::int64_t>>& groups) {
+                return self.core().resume(h, to_stream(stream), groups);
+            },
+            handle, py::arg("stream"), py::arg("optional_groups") = py::none())
         .def(
             "suspend", [](PyManager& self, Handle h) { self.core().suspend(h); }, handle)
         .def(
@@ -233,6 +358,8 @@ void bind_manager(py::module_& m) {
     manager.attr("backend") = "cpp";
     manager.def_property_readonly("device", [](PyManager& self) { return self.core().device_name(); });
     bind_pools(manager);
+    bind_tree(manager);
+    bind_prefix(manager);
     bind_caches(manager);
     bind_pages(manager);
 }

@@ -34,6 +34,17 @@ std::optional<StreamId> read_stream(py::handle stream) {
     return StreamId(number);
 }
 
+std::pair<py::object, py::object> split_tokens(py::handle tokens) {
+    if (PyTuple_Check(tokens.ptr()) == 0 && PyList_Check(tokens.ptr()) == 0) {
+        throw TypeError("step(): tokens must be (values, offsets)");
+    }
+    const auto pair = py::reinterpret_borrow<py::sequence>(tokens);
+    if (pair.size() != 2) {
+        throw TypeError("step(): tokens must be (values, offsets)");
+    }
+    return {pair[0], pair[1]};
+}
+
 }  // namespace
 
 StepCall::StepCall()
@@ -45,19 +56,29 @@ StepCall::StepCall()
 
 py::object StepCall::run(Manager& manager, py::handle handles, py::handle rows, py::handle capacities,
                          py::handle histories, py::handle table, py::handle tokens, py::handle stream) {
-    if (!tokens.is_none()) {
-        throw UnsupportedError("step(): tokens need prefix reuse, which is not built yet");
-    }
     const std::optional<StreamId> target = read_stream(stream);
-    const ArrayArgument table_array("table", table, int32_, 3, true);
-    const ArrayArgument handle_array("handles", handles, int64_, 1, false);
-    const ArrayArgument row_array("rows", rows, int32_, 1, false);
-    const ArrayArgument capacity_array("capacities", capacities, int32_, 1, false);
-    const ArrayArgument history_array("histories", histories, int32_, 1, false);
+    const ArrayArgument table_array("step(): table", table, int32_, 3, true);
+    const ArrayArgument handle_array("step(): handles", handles, int64_, 1, false);
+    const ArrayArgument row_array("step(): rows", rows, int32_, 1, false);
+    const ArrayArgument capacity_array("step(): capacities", capacities, int32_, 1, false);
+    const ArrayArgument history_array("step(): histories", histories, int32_, 1, false);
     const std::int64_t n = handle_array.extent(0);
+    std::optional<ArrayArgument> token_array;
+    std::optional<ArrayArgument> offset_array;
+    TokenSpan values;
+    std::span<const std::int32_t> offsets;
+    if (!tokens.is_none()) {
+        const auto [value_object, offset_object] = split_tokens(tokens);
+        values = token_array.emplace("step(): tokens values", value_object, int32_, 1, false).values<Token>();
+        offsets =
+            offset_array.emplace("step(): tokens offsets", offset_object, int32_, 1, false).values<std::int32_t>();
+    }
     check_length(row_array, "rows", n);
     check_length(capacity_array, "capacities", n);
     check_length(history_array, "histories", n);
+    if (!tokens.is_none()) {
+        check_step_tokens(static_cast<std::size_t>(n), values, offsets);
+    }
     const TableView view{table_array.data<std::int32_t>(), table_array.extent(0), table_array.extent(1),
                          table_array.extent(2)};
     const StepOutput output = manager.step({.handles = handle_array.values<CacheHandle>(),
@@ -66,7 +87,9 @@ py::object StepCall::run(Manager& manager, py::handle handles, py::handle rows, 
                                             .histories = history_array.values<std::int32_t>(),
                                             .table = view,
                                             .table_memory = memory_of(table_array, view),
-                                            .stream = target});
+                                            .stream = target,
+                                            .token_values = values,
+                                            .token_offsets = offsets});
     // Making Python objects and letting go of the former table may run the caller's code, which may step again.
     copy_answer(output);
     return make_result(ok_.view(output.ok.size()), dirty_.view(output.dirty.size()), output.event);

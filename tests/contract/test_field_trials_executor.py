@@ -107,7 +107,7 @@ def test_B121_whole_prompt_never_fits(make) -> None:
 def test_B212_what_admission_counts_is_what_allocation_takes(make) -> None:
     """w=48, B=16, pool 4, prompt 80: the loop cuts the one chunk to what the pool can hold, and it ends."""
     manager = make(windowed(4, 48, tpb=16, max_util_for_resume=1.0), "host")
-    content = ContentCheck(0)
+    content = ContentCheck()
     counters = run(manager, [(80, 40)], content=content)
     assert len(counters.finished) == 1
     assert content.checks > 0
@@ -116,7 +116,7 @@ def test_B212_what_admission_counts_is_what_allocation_takes(make) -> None:
 
 def test_many_requests_in_a_tiny_pool_all_end(make) -> None:
     manager = make(config([one(0, 64 * KIB), one(1, 64 * KIB, 40)], 4 * MIB, 16), "host")
-    content = ContentCheck(1)
+    content = ContentCheck()
     requests = [(1 + 37 * i % 300, 1 + 53 * i % 150) for i in range(40)]
     counters = run(manager, requests, content=content, max_num_tokens=256, max_batch_size=16)
     assert len(counters.finished) == 40
@@ -126,6 +126,6 @@ def test_many_requests_in_a_tiny_pool_all_end(make) -> None:
 
 def test_a_flipped_byte_is_found(make) -> None:
     manager = make(config([one(0, 64 * KIB)], 4 * MIB, 16), "host")
-    content = ContentCheck(1, inject_corruption=True)
+    content = ContentCheck(inject_corruption=True)
     run(manager, [(50, 20)], content=content)
     assert content.errors > 0

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from kvpool.errors import ArgumentError, LogicError, NeverFitsError, UnsupportedError
+from kvpool.errors import ArgumentError, LogicError, NeverFitsError
 from kvpool.v2 import SwaScratchReuseConfig
 from tests.support.configs import MIB, attention, config, full, full_and_window, one, ssm, used, windowed
 from tests.support.stepping import Stepper
@@ -404,16 +404,20 @@ def test_error_names_the_position(make) -> None:
         wide.step(caches[:3], range(3), [1, 1, 13 * 32], [0] * 3)
 
 
-def test_tokens_come_with_reuse(make) -> None:
+def test_tokens_are_committed_before_the_lengths_change(make) -> None:
     manager = make(full(12))
-    cache = make.open(manager)
+    cache = manager.create_kv_cache()
+    assert cache.resume()
+    assert cache.resize(3)
     table = np.zeros((1, 1, 8), np.int32)
-    with pytest.raises(UnsupportedError, match="(?i)token"):
-        manager.step(
-            np.array([cache.handle], np.int64), i32(0), i32(4), i32(0), table,
-            tokens=(i32(1, 2, 3), i32(0, 3)),
-        )  # fmt: skip
-    assert cache.capacity == 0
+    answer = manager.step(
+        np.array([cache.handle], np.int64), i32(0), i32(4), i32(3), table,
+        tokens=(i32(1, 2, 3), i32(0, 3)),
+    )  # fmt: skip
+    assert answer.ok.tolist() == [True]
+    assert (cache.num_committed_tokens, cache.history_length, cache.capacity) == (3, 3, 4)
+    assert cache.committed_tokens == [1, 2, 3]
+    cache.close()
 
 
 def test_positional_and_keyword_forms(make) -> None:

@@ -163,7 +163,7 @@ TEST(Guard, AForeignSlotIsFound) {
     ManagerState state(one_layer(4), "virtual");
     const CacheHandle handle = state.slab.open(1, false);
     KvCache& cache = *state.slab.find(handle);
-    ASSERT_TRUE(state.resume(cache, std::nullopt));
+    ASSERT_TRUE(state.resume(cache, std::nullopt, std::nullopt));
     ASSERT_TRUE(state.resize(cache, 64, 0));
     cache.table(0, 0).take(1);
     cache.table(0, 0).put(1, SlotId(3));

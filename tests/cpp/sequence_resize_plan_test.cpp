@@ -12,7 +12,7 @@ namespace {
 
 LifeCycle windowed(std::int64_t window, std::int64_t sinks = 0) {
     LifeCycle life_cycle;
-    life_cycle.key = {false, window, sinks};
+    life_cycle.key = {.window = window, .sink_blocks = sinks};
     life_cycle.scratch_fraction = {1, 4};
     return life_cycle;
 }
@@ -41,27 +41,56 @@ std::set<std::int64_t> live(const LifeCycle& life_cycle, const LengthRules& rule
 }
 
 TEST(ResizePlan, ResizeToHistoryAllocatesNoStaleBlock) {
-    const LifeCyclePlan plan = plan_life_cycle(windowed(128), {32, std::nullopt}, {0, 0}, {}, {1024, 1024});
+    const LifeCyclePlan plan = plan_life_cycle(windowed(128), {32, std::nullopt}, {}, {1024, 1024});
     EXPECT_EQ(blocks_of(plan.allocate), (std::set<std::int64_t>{28, 29, 30, 31}));
-    EXPECT_TRUE(plan.newly_stale.empty());
+    EXPECT_TRUE(plan.retired.empty());
+    EXPECT_TRUE(plan.held.empty());
 }
 
 TEST(ResizePlan, FullAttentionTakesEveryNewBlock) {
     LifeCycle full;
-    const LifeCyclePlan plan = plan_life_cycle(full, {32, 0}, {64, 64}, {}, {130, 64});
+    const LifeCyclePlan plan = plan_life_cycle(full, {32, 0}, {.lengths = {64, 64}}, {130, 64});
     EXPECT_EQ(blocks_of(plan.allocate), (std::set<std::int64_t>{2, 3, 4}));
     EXPECT_EQ(plan.scratch_slots, 0);
 }
 
 TEST(ResizePlan, SinksStay) {
-    const LifeCyclePlan plan = plan_life_cycle(windowed(128, 2), {32, std::nullopt}, {512, 0}, {}, {512, 512});
-    EXPECT_EQ(plan.newly_stale, (HalfOpenRange{2, 12}));
+    const LifeCyclePlan plan = plan_life_cycle(windowed(128, 2), {32, std::nullopt}, {.lengths = {512, 0}}, {512, 512});
+    EXPECT_EQ(plan.retired, (HalfOpenRange{2, 12}));
+}
+
+TEST(ResizePlan, CommittedBlocksGoOthersAreHeld) {
+    const LengthState before{.lengths = {512, 0}, .first_held = 7};
+    const LifeCyclePlan plan = plan_life_cycle(windowed(128, 2), {32, std::nullopt}, before, {512, 512});
+    EXPECT_EQ(plan.retired, (HalfOpenRange{2, 7}));
+    EXPECT_EQ(plan.held, (HalfOpenRange{7, 12}));
+    const LifeCyclePlan later =
+        plan_life_cycle(windowed(128, 2), {32, std::nullopt}, {.lengths = {512, 320}, .first_held = 3}, {512, 512});
+    EXPECT_TRUE(later.retired.empty());
+    EXPECT_EQ(later.held, (HalfOpenRange{6, 12}));  // 5 and before were stale already
+}
+
+// A history that commits move takes no slots: scratch blocks that the window still sees stay scratch.
+TEST(ResizePlan, CommittedHistoryKeepsLiveScratchBlocks) {
+    const LengthRules rules{32, 0};
+    const LifeCycle life_cycle = windowed(128);
+    const HalfOpenRange scratch = scratch_blocks(life_cycle, rules, {1024, 0});
+    ASSERT_EQ(scratch, (HalfOpenRange{0, 28}));
+    const LengthState before{{1024, 0}, scratch, 0};
+    const LifeCyclePlan halfway = plan_history(life_cycle, rules, before, 512);
+    EXPECT_EQ(halfway.scratch, (HalfOpenRange{12, 28}));
+    EXPECT_EQ(halfway.scratch_slots, 4);
+    EXPECT_EQ(halfway.held, (HalfOpenRange{0, 12}));
+    EXPECT_EQ(halfway.allocate.total(), 0);
+    const LifeCyclePlan whole = plan_history(life_cycle, rules, before, 1024);
+    EXPECT_TRUE(whole.scratch.empty());
+    EXPECT_EQ(whole.scratch_slots, 0);
 }
 
 // B044: window 128, one chunk of 4096, rewind 3. The tail that may be taken back keeps pages of its own.
 TEST(ResizePlan, ScratchSparesTheRewindTail) {
     const LengthRules rules{32, 3};
-    const LifeCyclePlan plan = plan_life_cycle(windowed(128), rules, {0, 0}, {}, {4096, 0});
+    const LifeCyclePlan plan = plan_life_cycle(windowed(128), rules, {}, {4096, 0});
     EXPECT_EQ(plan.scratch, (HalfOpenRange{0, (4093 + 1 - 128) / 32}));
     EXPECT_TRUE(blocks_of(plan.allocate).contains((4093 + 1 - 128) / 32));
     EXPECT_EQ(plan.scratch_slots, div_up(plan.scratch.size(), std::int64_t{4}));
@@ -83,9 +112,9 @@ TEST(ResizePlan, ChangesAreTheDifferenceOfLiveSets) {
         after.history = before.history + draw(40);
         after.capacity = after.history + draw(80);
         const auto scratch = scratch_blocks(life_cycle, rules, before);
-        const LifeCyclePlan plan = plan_life_cycle(life_cycle, rules, before, scratch, after);
+        const LifeCyclePlan plan = plan_life_cycle(life_cycle, rules, {before, scratch, draw(20)}, after);
         std::set<std::int64_t> pages = live(life_cycle, rules, before);
-        for (const HalfOpenRange& range : {plan.newly_stale, plan.into_scratch, plan.cut}) {
+        for (const HalfOpenRange& range : {plan.retired, plan.held, plan.into_scratch, plan.cut}) {
             for (std::int64_t o = range.beg; o < range.end; ++o) {
                 pages.erase(o);
             }

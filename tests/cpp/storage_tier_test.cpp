@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "kvpool/core/errors.hpp"
 #include "kvpool/device/factory.hpp"
 #include "kvpool/device/sim_device.hpp"
@@ -26,8 +30,9 @@ TEST(Tier, MapsWhatWasPlanned) {
     const ManagerConfig config = small_config();
     const Layout layout = build_layout(config);
     const auto device = make_device("host");
+    Journal journal;
     const PoolPlan plan = plan_pools(layout, config, device->granularity());
-    Tier tier(*device, layout, plan.counts, plan.grain);
+    Tier tier(*device, journal, layout, plan.counts, plan.grain);
     ASSERT_EQ(tier.num_pool_groups(), 2u);
     EXPECT_EQ(tier.total(kFirst), plan.counts[0]);
     EXPECT_LE(tier.mapped_bytes(), config.gpu_quota);
@@ -39,24 +44,120 @@ TEST(Tier, MapsWhatWasPlanned) {
     pool.arena()->data()[pool.num_slots() * pool.slot_bytes() - 1] = std::byte{1};
 }
 
-TEST(Tier, SlotsCarryTheirReadyEvent) {
+using ReadySet = std::vector<std::pair<StreamId, EventId>>;
+
+ReadySet ready_set(const Tier& tier, SlotId slot) {
+    ReadySet set;
+    tier.append_ready_set(kFirst, slot, set);
+    std::sort(set.begin(), set.end());
+    return set;
+}
+
+std::vector<EventId> waits(const Tier& tier, StreamId stream) {
+    std::vector<EventId> events;
+    tier.events_to_wait_for(stream, events);
+    return events;
+}
+
+TEST(Tier, SlotsCarryTheEventsOfEveryStream) {
     const ManagerConfig config = small_config();
     const Layout layout = build_layout(config);
     const auto device = make_device("virtual");
-    Tier tier(*device, layout, std::vector<std::int64_t>{4, 4}, 2 * kMiB);
+    Journal journal;
+    Tier tier(*device, journal, layout, std::vector<std::int64_t>{4, 4}, 2 * kMiB);
+    const StreamId one{1};
+    const StreamId two{2};
+
+    journal.begin();
     const SlotId slot = tier.allocate(kFirst);
-    EXPECT_EQ(tier.ready_event(kFirst, slot), kCompleteEvent);
-    tier.release(kFirst, slot, EventId(7));
+    EXPECT_TRUE(tier.has_handed_out());
+    EXPECT_FALSE(tier.has_finished());
+    tier.settle(one, EventId(5));
+    journal.commit();
+    EXPECT_TRUE(ready_set(tier, slot).empty());
+
+    for (const auto& [stream, event] : ReadySet{{one, EventId(7)}, {two, EventId(8)}, {one, EventId(9)}}) {
+        journal.begin();
+        EXPECT_FALSE(tier.has_handed_out());  // that was another call
+        tier.finish(kFirst, slot);
+        EXPECT_TRUE(tier.has_finished());
+        tier.settle(stream, event);
+        journal.commit();
+    }
+    const ReadySet both{{one, EventId(9)}, {two, EventId(8)}};
+    EXPECT_EQ(ready_set(tier, slot), both);
+
+    journal.begin();
+    tier.borrow(kFirst, slot);
+    EXPECT_EQ(waits(tier, one), (std::vector<EventId>{EventId(8)}));  // its own work is ordered anyway
+    EXPECT_EQ(waits(tier, StreamId(3)), (std::vector<EventId>{EventId(8), EventId(9)}));
+    tier.settle(one, kCompleteEvent);
+    journal.commit();
+    EXPECT_EQ(ready_set(tier, slot), both);
+
+    journal.begin();
+    tier.free_slot(kFirst, slot);
     EXPECT_EQ(tier.free(kFirst), 4);
     EXPECT_EQ(tier.allocate(kFirst), slot);
-    EXPECT_EQ(tier.ready_event(kFirst, slot), EventId(7));
-    tier.release(kFirst, slot, EventId(9));
-    tier.reoccupy(kFirst, slot, EventId(7));
-    EXPECT_EQ(tier.ready_event(kFirst, slot), EventId(7));
+    EXPECT_EQ(waits(tier, StreamId(3)), (std::vector<EventId>{EventId(8), EventId(9)}));
+    tier.settle(StreamId(3), EventId(10));
+    EXPECT_TRUE(ready_set(tier, slot).empty());
+    journal.roll_back();  // the whole call, settled or not
+    EXPECT_EQ(ready_set(tier, slot), both);
     EXPECT_EQ(tier.used(kFirst), 1);
-    tier.set_ready_event(kFirst, slot, kCompleteEvent);
-    EXPECT_EQ(tier.ready_event(kFirst, slot), kCompleteEvent);
-    EXPECT_THROW(tier.release(kFirst, SlotId(2), kCompleteEvent), LogicError);
+    EXPECT_THROW(tier.free_slot(kFirst, SlotId(2)), LogicError);
+    tier.audit();
+}
+
+TEST(Tier, NotesAreTakenBackWithTheirSavepoint) {
+    const ManagerConfig config = small_config();
+    const Layout layout = build_layout(config);
+    const auto device = make_device("virtual");
+    Journal journal;
+    Tier tier(*device, journal, layout, std::vector<std::int64_t>{4, 4}, 2 * kMiB);
+    journal.begin();
+    const SlotId first = tier.allocate(kFirst);
+    const Journal::Savepoint savepoint = journal.savepoint();
+    const SlotId second = tier.allocate(kFirst);
+    tier.finish(kFirst, second);
+    tier.free_slot(kFirst, first);
+    journal.roll_back_to(savepoint);
+    EXPECT_FALSE(tier.has_finished());
+    EXPECT_TRUE(tier.has_handed_out());
+    EXPECT_EQ(tier.used(kFirst), 1);
+    EXPECT_EQ(tier.allocate(kFirst), second);
+    tier.settle(kOwnStream, EventId(3));
+    EXPECT_TRUE(ready_set(tier, second).empty());
+    journal.commit();
+    tier.audit();
+}
+
+TEST(Tier, ALargeReadySetLosesWhatIsComplete) {
+    const ManagerConfig config = small_config();
+    const Layout layout = build_layout(config);
+    const auto device = SimDevice::create();
+    Journal journal;
+    Tier tier(*device, journal, layout, std::vector<std::int64_t>{4, 4}, 2 * kMiB);
+    journal.begin();
+    const SlotId slot = tier.allocate(kFirst);
+    tier.settle(kOwnStream, kCompleteEvent);
+    journal.commit();
+    ReadySet expected;
+    for (std::int64_t i = 1; i <= 12; ++i) {
+        const StreamId stream = device->create_stream();
+        const EventId event = device->record(stream);
+        if (i <= 8) {
+            device->synchronize_event(event);  // complete, and still stored
+        } else {
+            expected.emplace_back(stream, event);
+        }
+        journal.begin();
+        tier.finish(kFirst, slot);
+        tier.settle(stream, event);
+        journal.commit();
+        EXPECT_EQ(ready_set(tier, slot).size(), static_cast<std::size_t>(i <= 8 ? i : i - 8));
+    }
+    EXPECT_EQ(ready_set(tier, slot), expected);
     tier.audit();
 }
 
@@ -64,7 +165,8 @@ TEST(Tier, CopiesWholeSlotsInEveryPool) {
     const ManagerConfig config = small_config();
     const Layout layout = build_layout(config);
     const auto device = make_device("host");
-    Tier tier(*device, layout, std::vector<std::int64_t>{4, 4}, 2 * kMiB);
+    Journal journal;
+    Tier tier(*device, journal, layout, std::vector<std::int64_t>{4, 4}, 2 * kMiB);
     std::vector<CopyTask> tasks;
     tier.append_slot_copy(kFirst, SlotId(2), SlotId(1), tasks);
     ASSERT_EQ(tasks.size(), 2u);
@@ -77,13 +179,14 @@ TEST(Tier, AFailingDeviceCallLeavesNothingBehind) {
     const ManagerConfig config = small_config();
     const Layout layout = build_layout(config);
     const auto device = SimDevice::create();
+    Journal journal;
     const std::vector<std::int64_t> counts{4, 4};
     for (std::int64_t n = 1; n <= 6; ++n) {  // three pools: reserve and commit each
         device->fail_call(n, SimDevice::Failure::oom);
-        EXPECT_THROW(Tier(*device, layout, counts, 2 * kMiB), CuOomError);
+        EXPECT_THROW(Tier(*device, journal, layout, counts, 2 * kMiB), CuOomError);
         EXPECT_EQ(device.use_count(), 1);  // no arena holds it any more
     }
-    const Tier tier(*device, layout, counts, 2 * kMiB);
+    const Tier tier(*device, journal, layout, counts, 2 * kMiB);
     EXPECT_EQ(tier.mapped_bytes(), 3 * 2 * kMiB);
 }
 
@@ -91,8 +194,10 @@ TEST(Tier, PlansTenTebibytesVirtually) {
     const ManagerConfig config = gpt_oss_120b(std::int64_t{10} << 40);
     const Layout layout = build_layout(config);
     const auto device = make_device("virtual");
+    Journal journal;
     const PoolPlan plan = plan_pools(layout, config, device->granularity());
-    Tier tier(*device, layout, plan.counts, plan.grain);
+    Tier tier(*device, journal, layout, plan.counts, plan.grain);
+    journal.begin();
     EXPECT_EQ(tier.mapped_bytes(), std::int64_t{10} << 40);
     EXPECT_EQ(tier.allocate(kFirst), SlotId(0));
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import random
 from typing import Any
@@ -10,7 +11,10 @@ import numpy as np
 
 from kvpool.errors import ConfigError
 from tests.support.arms import build
-from tests.support.commands import CommandMaker, Driver, random_manager_config
+from tests.support.commands import Command, CommandMaker, Driver, random_manager_config
+from tests.support.reuse_oracle import ReuseWatch, Scribe
+
+AUDIT_EVERY = 4  # commands; an audit of the Python backend costs as much as the rest, and what is broken stays so
 
 
 class Mismatch(AssertionError):
@@ -26,43 +30,23 @@ def pool_bytes(manager: Any) -> list[np.ndarray]:
     return views
 
 
-class Stamper:
-    """Writes a mark at the head and the tail of each exposed slot, and compares whole pools."""
-
-    def __init__(self, manager: Any) -> None:
-        self.manager = manager
-        self.views = pool_bytes(manager)
-        self.slot_bytes = [p.slot_bytes for g in manager.pool_group_descs for p in g.pools]
-        self.first = [0]
-        for group in manager.pool_group_descs:
-            self.first.append(self.first[-1] + len(group.pools))
-        self.group_of = list(manager.get_life_cycle_pool_group_indices())
-
-    def stamp(self, driver: Driver, mark: int) -> None:
-        value = np.frombuffer(np.uint64(mark * 2654435761 + 1).tobytes(), np.uint8)
-        for cache in driver.caches:
-            if cache is None or not cache.is_active:
-                continue
-            for group in range(driver.groups):
-                pg = self.group_of[group]
-                for beam in range(cache.beam_width):
-                    slots = [int(i) for i in cache.get_base_page_indices(group, beam) if i >= 0]
-                    if not slots and self.manager._layout.life_cycles[group].is_ssm:
-                        slots = [s for s in [cache.get_ssm_block_base_index(group, beam)] if s >= 0]
-                    for pool in range(self.first[pg], self.first[pg + 1]):
-                        for slot in slots:
-                            begin = slot * self.slot_bytes[pool]
-                            end = begin + self.slot_bytes[pool]
-                            self.views[pool][begin : begin + 8] = value
-                            self.views[pool][end - 8 : end] = value
-
-
 def run_episode(
-    seed: int, commands: int, arms: tuple[str, str] = ("v2py", "v2cpp"), device: str = "virtual"
+    seed: int,
+    commands: int,
+    arms: tuple[str, str] = ("v2py", "v2cpp"),
+    device: str = "virtual",
+    *,
+    reuse: bool | None = None,
 ) -> dict[str, int]:
-    """Run it; raises :class:`Mismatch`. Returns how often each command ran and succeeded."""
+    """Run it; raises :class:`Mismatch`. Returns how often each command ran and succeeded.
+
+    ``reuse`` None: in most episodes. On ``host`` an engine writes and checks every token, on ``sim`` some device calls
+    fail; both backends must make the same number of them. The oracle of reuse judges one of the two, which are equal.
+    """
     rng = random.Random(seed)
-    config = random_manager_config(rng, bytes_matter=device == "host")
+    if reuse is None:
+        reuse = rng.random() < 0.85
+    config = random_manager_config(rng, bytes_matter=device == "host", reuse=reuse)
     built = []
     for arm in arms:
         try:
@@ -73,36 +57,109 @@ def run_episode(
         if not all(isinstance(b, ConfigError) for b in built):
             raise Mismatch(f"seed {seed}: only one backend refuses the configuration: {built}")
         return {"refused": 1}
-    left, right = (Driver(manager, streams_of(manager, device)) for manager in built)
-    if left.manager.get_storage_statistics() and slots(left) != slots(right):
-        raise Mismatch(f"seed {seed}: slot counts {slots(left)} and {slots(right)}")
-    maker = CommandMaker(rng, config.tokens_per_block, left.groups)
-    stampers = [Stamper(d.manager) for d in (left, right)] if device == "host" else []
-    counts: dict[str, int] = {}
+    drivers = [Driver(manager, streams_of(manager, device)) for manager in built]
+    if drivers[0].manager.get_storage_statistics() and slots(drivers[0]) != slots(drivers[-1]):
+        raise Mismatch(f"seed {seed}: slot counts {slots(drivers[0])} and {slots(drivers[-1])}")
+    episode = Episode(
+        rng, drivers, arms, CommandMaker(rng, config, drivers[0].groups, reuse=reuse, exact=device == "host")
+    )
+    episode.where = f"seed {seed}"
+    if device == "host":
+        episode.scribes = [Scribe(driver) for driver in drivers]
     for turn in range(commands):
-        command = maker.next(left)
-        answers = [d.run(command) for d in (left, right)]
-        where = f"seed {seed}, command {turn}: {command}"
-        if answers[0] != answers[1]:
-            raise Mismatch(f"{where}\n {arms[0]}: {answers[0]}\n {arms[1]}: {answers[1]}")
-        key = f"{command[0]}:{answers[0][0] if answers[0][0] == 'ok' else answers[0][1]}"
-        counts[key] = counts.get(key, 0) + 1
-        seen = [d.observe() for d in (left, right)]
-        if seen[0] != seen[1]:
-            raise Mismatch(f"{where}\n{first_difference(seen[0], seen[1])}")
-        for driver in (left, right):
-            driver.manager.audit()
-        for stamper, driver in zip(stampers, (left, right), strict=False):
-            stamper.stamp(driver, turn)
-        if stampers and turn % 25 == 24:
-            for driver in (left, right):
-                driver.manager.synchronize()
-            for pool, (a, b) in enumerate(zip(stampers[0].views, stampers[1].views, strict=True)):
-                if not np.array_equal(a, b):
-                    raise Mismatch(f"{where}\n pool {pool}: bytes differ at {int(np.nonzero(a != b)[0][0])}")
-    for driver in (left, right):
+        episode.where = f"seed {seed}, command {turn}"
+        try:
+            episode.one(turn, faults=device == "sim")
+        except AssertionError as error:
+            raise Mismatch(f"{episode.where}: {error}") from error
+    for driver in drivers:
         driver.finish()
-    return counts
+    counts = episode.counts
+    counts["hit"] = episode.watch.hits
+    counts["hit inside a block"] = episode.watch.partial_hits
+    counts["command that evicted"] = episode.watch.evictions
+    counts["token compared"] = sum(scribe.compared for scribe in episode.scribes)
+    return dict(counts)
+
+
+class Episode:
+    """Two drivers in step (or one), and what watches them."""
+
+    def __init__(self, rng: random.Random, drivers: list[Driver], arms: tuple[str, ...], maker: CommandMaker) -> None:
+        self.rng, self.drivers, self.arms, self.maker = rng, drivers, arms, maker
+        self.watch = ReuseWatch(drivers[0])
+        self.scribes: list[Scribe] = []
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.where = ""
+        self.discarded = (
+            False  # a plan whose handle is gone is carried out by some later call, even one that is refused
+        )
+        self.seen = self.observe()
+
+    def observe(self) -> dict[str, Any]:
+        seen = [driver.observe() for driver in self.drivers]
+        if seen[0] != seen[-1]:
+            raise Mismatch(first_difference(seen[0], seen[-1]))
+        return seen[0]
+
+    def answer(self, command: Command) -> tuple[Any, ...]:
+        answers = [driver.run(command) for driver in self.drivers]
+        if answers[0] != answers[-1]:
+            raise Mismatch("".join(f"\n {arm}: {a}" for arm, a in zip(self.arms, answers, strict=True)))
+        return answers[0]
+
+    def one(self, turn: int, *, faults: bool) -> None:
+        command = self.maker.next(self.drivers[0])
+        self.where += f": {command}"
+        for scribe in self.scribes:
+            scribe.before(command)
+        self.watch.before(self.seen["snapshot"])
+        answer = self.faulty(command) if faults and self.rng.random() < 0.15 else self.answer(command)
+        self.counts[f"{command[0]}:{answer[0] if answer[0] == 'ok' else answer[1]}"] += 1
+        seen = self.observe()
+        for number, driver in enumerate(self.drivers):
+            if turn % AUDIT_EVERY == 0 or self.arms[number] == "v2cpp":
+                driver.manager.audit()
+        refused = answer[0] == "error" or (answer[1] is False and command[0] in ("resize", "resume"))
+        if refused and seen != self.seen and not self.discarded:
+            raise Mismatch(f"a refusal changed the state: {first_difference(self.seen, seen)}")
+        discarded = self.discarded
+        self.discarded = command[0] in ("discard", "plan") or (self.discarded and seen == self.seen)
+        self.seen = seen
+        self.watch.after(command, answer, seen, discarded=discarded)
+        if faults:
+            calls = [driver.manager.device_handle.calls() for driver in self.drivers]
+            if calls[0] != calls[-1]:
+                raise Mismatch(f"device calls: {calls}")
+        whole = turn % 25 == 24
+        for scribe in self.scribes:
+            scribe.after(command, answer, seen["snapshot"], whole=whole)
+        if self.scribes and whole:
+            self.compare_pools()
+
+    def faulty(self, command: Command) -> tuple[Any, ...]:
+        """Let one of the next device calls fail; a command that failed so must succeed, or be refused, without it."""
+        n, error = self.rng.randint(1, 4), self.rng.choice(["oom", "cu"])
+        for driver in self.drivers:
+            driver.manager.device_handle.fail_call(n, error)
+        answer = self.answer(command)
+        for driver in self.drivers:
+            driver.manager.device_handle.fail_call(None)
+        if answer[0] == "error" and answer[1] in ("CuOOMError", "CuError"):
+            self.counts[f"fault:{command[0]}"] += 1
+            seen = self.observe()
+            if seen != self.seen and not self.discarded:
+                raise Mismatch(f"a fault changed the state: {first_difference(self.seen, seen)}")
+            answer = self.answer(command)
+        return answer
+
+    def compare_pools(self) -> None:
+        for driver in self.drivers:
+            driver.manager.synchronize()
+        pools = [pool_bytes(driver.manager) for driver in self.drivers]
+        for number, (a, b) in enumerate(zip(pools[0], pools[-1], strict=True)):
+            if not np.array_equal(a, b):
+                raise Mismatch(f"pool {number}: bytes differ at {int(np.nonzero(a != b)[0][0])}")
 
 
 def streams_of(manager: Any, device: str) -> list[int]:

@@ -52,7 +52,7 @@ class ModelDriver:
         if method is None:
             return None
         if name == "create":
-            return method(*args, answer[1])
+            return method(*args, answer[1][0])
         try:
             return ("ok", method(*args))
         except oracle.Never:

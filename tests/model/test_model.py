@@ -7,7 +7,9 @@ import random
 import pytest
 
 from kvpool.errors import ConfigError
+from kvpool.v2 import AttentionLayerConfig, KVCacheManagerConfig, ReusePolicy
 from tests.model.model_driver import ModelDriver, model_of
+from tests.model.reuse_model import ReuseModel
 from tests.support import oracle
 from tests.support.arms import build
 from tests.support.commands import CommandMaker, Driver, random_manager_config
@@ -60,7 +62,7 @@ def test_backend_against_the_model(arm, seed: int) -> None:
             continue
     driver, model = Driver(manager), model_of(manager)
     predicted = ModelDriver(model)
-    maker = CommandMaker(rng, config.tokens_per_block, driver.groups)
+    maker = CommandMaker(rng, config, driver.groups)
     for turn in range(200):
         command = maker.next(driver)
         if command[0] == "setter":
@@ -74,14 +76,19 @@ def test_backend_against_the_model(arm, seed: int) -> None:
         answer = driver.run(command)
         want = predicted.run(command, answer)
         where = f"{arm}, seed {seed}, command {turn}: {command}"
-        if command[0] == "step":
-            answer = ("ok", answer[1][0]) if answer[0] == "ok" else answer
+        if answer[0] == "error":
+            answer = answer[:2]
+        elif command[0] in ("step", "create"):
+            answer = ("ok", answer[1][0])
         if want is not None and want[0] == "error" and want[1] == "any":
             assert answer[0] == "error", where
         elif want is not None:
             assert answer == want, where
         snapshot = manager.snapshot()
         expected = model.snapshot()
+        for cache_shown in snapshot["caches"]:
+            for key in ("tail", "scope", "match", "ssm_source"):
+                cache_shown.pop(key, None)
         for key in ("pool_groups", "caches"):
             assert snapshot[key] == expected[key], where
         for cache in model.caches.values():
@@ -92,6 +99,68 @@ def test_backend_against_the_model(arm, seed: int) -> None:
                     want_row = [-1] * real.num_blocks if rule.is_ssm else model.exposed(cache, lc, beam)
                     assert got == want_row, where
         manager.audit()
+    driver.finish()
+
+
+REUSE_MODELLED = MODELLED | {"commit", "clear", "probe", "plan", "drop", "discard", "retext"}
+
+
+def required_only(config: KVCacheManagerConfig) -> bool:
+    layers = [layer for layer in config.layers if isinstance(layer, AttentionLayerConfig)]
+    return all(layer.reuse_policy == ReusePolicy.REQUIRED for layer in layers)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_lengths_and_answers_with_commits(arm, seed: int) -> None:
+    """Lengths, live blocks, refusals and shortages of requests that commit, match and share pages."""
+    rng = random.Random(19_000 + seed)
+    while True:
+        config = random_manager_config(rng, reuse=True)
+        try:
+            manager = build(arm, config)
+        except ConfigError:
+            continue
+        if required_only(config):
+            break
+        manager.shutdown()
+    driver = Driver(manager)
+    model = ReuseModel(driver, model_of(manager))
+    maker = CommandMaker(rng, config, driver.groups, reuse=True)
+    counts = {"ok": 0, "refused": 0, "short": 0}
+    for turn in range(250):
+        command = maker.next(driver)
+        name = "capacity" if command[0] == "setter" else command[0]
+        if name not in REUSE_MODELLED or (name == "beam" and config.swa_scratch_reuse is not None):
+            continue
+        if name == "resume" and len(command) > 3:
+            command = command[:3]
+        if name == "resize" and command[2] is None and command[3] is None and not driver.active(command[1]):
+            continue
+        where = f"{arm}, seed {seed}, command {turn}: {command}"
+        before = manager.snapshot()
+        model.load(before)
+        want = model.predict(command)
+        answer = driver.run(command)
+        model.follow(command, answer)
+        if want is not None:
+            got = answer[:2]
+            if got[0] == "ok" and name == "step":
+                got = ("ok", answer[1][0])
+            if want == ("error", "any"):
+                want = ("error", got[1])
+            assert got == want, where
+        short = answer[1] is False or (name == "step" and answer[0] == "ok" and False in answer[1][0])
+        counts["refused" if answer[0] == "error" else "short" if short else "ok"] += 1
+        after = manager.snapshot()
+        assert [cache["handle"] for cache in after["caches"]] == sorted(model.requests), where
+        for cache in after["caches"]:
+            request = model.requests[cache["handle"]]
+            shown, wanted = model.shown(cache), model.expected(request)
+            if request.ended:
+                wanted["ssm"] = shown["ssm"]  # moved into the tree unless that holds as much already
+            assert shown == wanted, where
+        manager.audit()
+    assert counts["ok"] > 30
     driver.finish()
 
 

@@ -10,6 +10,13 @@ import numpy as np
 BAD = -1
 
 
+def token_arrays(tokens: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Values and offsets, as ``step`` takes them. A digest becomes an id that no step accepts."""
+    values = [-1 if isinstance(token, bytes) else token for request in tokens for token in request]
+    offsets = np.cumsum([0, *(len(request) for request in tokens)])
+    return np.array(values, np.int32), offsets.astype(np.int32)
+
+
 class Stepper:
     """A caller of ``manager.step`` with its own table, and a shadow of it copied by the dirty ranges alone."""
 
@@ -28,7 +35,9 @@ class Stepper:
         capacities: Sequence[int],
         histories: Sequence[int],
         stream: int | None = None,
+        tokens: Sequence[Sequence[int]] | None = None,
     ) -> list[bool]:
+        """``tokens``: what each request commits first."""
         handles = np.array([c if isinstance(c, int) else c.handle for c in caches], np.int64)
         result = self.manager.step(
             handles,
@@ -36,6 +45,7 @@ class Stepper:
             np.array(capacities, np.int32),
             np.array(histories, np.int32),
             self.table,
+            None if tokens is None else token_arrays(tokens),
             stream=stream,
         )
         ok = [bool(x) for x in result.ok]

@@ -102,9 +102,15 @@ class Stepper:
         capacities: Sequence[int],
         histories: Sequence[int],
         stream: int | None = None,
+        texts: Sequence[Any] | None = None,
+        tokens: Any = None,
     ) -> tuple[list[bool], list[tuple[int, ...]], int]:
+        """``tokens``: what ``step`` takes; or ``texts``: the tokens of each request."""
+        if texts is not None:
+            ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+            tokens = np.array([token for text in texts for token in text], np.int32), ends
         result = self.manager.step(
-            i64(*handles), i32(*rows), i32(*capacities), i32(*histories), self.table, None, stream
+            i64(*handles), i32(*rows), i32(*capacities), i32(*histories), self.table, tokens, stream
         )
         return result.ok.tolist(), [tuple(row) for row in result.dirty.tolist()], result.event
 

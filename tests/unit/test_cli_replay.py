@@ -74,7 +74,7 @@ def test_json(tmp_path: Path) -> None:
     assert settings["arrival"] == "trace"
     assert settings["tokens_per_block"] == 32
     assert settings["max_seq_len"] == 131_072
-    assert settings["reuse"] is False
+    assert settings["reuse"] is True
     assert settings["policy"] == dict.fromkeys(ARMS, "max_utilization")
     assert settings["step_model"]["gpu"] == "b200"
     assert list(result["arms"]) == ARMS
@@ -113,8 +113,23 @@ def test_table_on_stdout() -> None:
     result = kvpool("replay", "--limit", "2")
     assert result.exit_code == 0
     assert result.stderr == ""
-    for word in ("gpt-oss-120b", "80 GiB", "1k1k", "decision digest", *ARMS):
+    for word in ("gpt-oss-120b", "80 GiB", "1k1k", "prompt tokens reused", "decision digest", *ARMS):
         assert word in result.stdout
+
+
+def test_reuse_is_on_and_can_be_switched_off(tmp_path: Path) -> None:
+    words = ("--trace", MOONCAKE, "--memory", "1GiB", "--requests", str(tmp_path / "requests.jsonl"))
+    on = replay_json(tmp_path, *words)["arms"]
+    lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert {line["index"]: line["reused_tokens"] for line in lines} == {0: 0, 1: 89, 2: 512, 3: 0, 4: 0, 5: 700}
+    off = replay_json(tmp_path, *words, "--no-reuse")["arms"]
+    for arm in ARMS:
+        assert (on[arm]["prompt_tokens"], on[arm]["reused_tokens"]) == (2600, 89 + 512 + 700)
+        assert (off[arm]["prompt_tokens"], off[arm]["reused_tokens"]) == (2600, 0)
+        assert on[arm]["rehit_tokens"] == 0
+        assert on[arm]["decision_digest"] != off[arm]["decision_digest"]
+        assert on[arm]["throughput_tokens_per_s"] > off[arm]["throughput_tokens_per_s"]
+    assert "1,301 (50.04 %)" in kvpool("replay", *words).stdout
 
 
 def test_contents_are_checked_on_host(tmp_path: Path) -> None:
@@ -182,7 +197,6 @@ def test_recompute_pauses_and_equal_digests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--reuse",), "--reuse: prefix reuse is not built yet; legal: --no-reuse"),
         (("--policy", "adaptive"), "--policy: adaptive is not built yet; legal: auto, max_utilization"),
         (("--policy", "guaranteed_no_evict"), "--policy: guaranteed_no_evict is not built yet"),
         (("--policy", "lifo"), "--policy: 'lifo' is unknown; legal: auto, max_utilization"),
@@ -195,7 +209,7 @@ def test_recompute_pauses_and_equal_digests(tmp_path: Path) -> None:
         (("--arms", "v1"), "--arms: v1 is not built yet; legal:"),
         (("--arms", "v3"), "--arms: 'v3' is unknown; legal: a comma-separated list of"),
         (("--arms", ""), "--arms: '' is unknown"),
-        (("--workload", "agent"), "--workload: agent is not built yet; legal: 1k1k, 1k8k, 8k1k"),
+        (("--workload", "mix"), "--workload: mix is not built yet; legal: 1k1k, 1k8k, 8k1k, multiturn, agent"),
         (("--workload", "x"), "--workload: 'x' is unknown"),
         (("--workload", "1k1k", "--trace", MOONCAKE), "--workload: a trace is given too"),
         (("--trace", "none.jsonl"), "--trace: none.jsonl can't be read (no such file or directory)"),

@@ -26,6 +26,7 @@ from kvpool.v2 import (
     KVCacheManager,
     KVCacheManagerConfig,
     LayerType,
+    ReusePolicy,
     SsmLayerConfig,
     SsmLifeCycle,
     SwaScratchReuseConfig,
@@ -68,6 +69,10 @@ def test_defaults_and_order_of_fields() -> None:
     assert made.rebalance_min_sampled_kv_caches == 2000
     assert made.rebalance_moving_average_decay == 0.9999
     assert (made.pool_sizing, made.merge_equal_pools) == ("planned", True)
+    assert (made.match_policy, made.retain_window_tails) == ("longest", True)
+    assert (made.window_tail_slack, made.window_tail_interval) == (512, None)
+    assert [field.name for field in dataclasses.fields(AttentionLayerConfig)][-1] == "reuse_policy"
+    assert layer().reuse_policy is ReusePolicy.REQUIRED
     assert config().constraints is not config().constraints
 
 
@@ -139,6 +144,9 @@ def test_numpy_numbers_become_plain() -> None:
     assert made.max_util_for_resume == 1.0
     assert type(made.max_util_for_resume) is float
     assert made.enable_stats is False
+    made = config(window_tail_slack=np.int64(0), window_tail_interval=np.int8(7), retain_window_tails=np.bool_(False))
+    assert (made.window_tail_slack, made.window_tail_interval, made.retain_window_tails) == (0, 7, False)
+    assert type(made.window_tail_slack) is type(made.window_tail_interval) is int
 
 
 def test_edges_that_are_legal() -> None:
@@ -160,6 +168,21 @@ def test_life_cycles_in_order_of_first_mention() -> None:
         AttnLifeCycle(None, 0),
         AttnLifeCycle(64, 1),
     ]
+
+
+def test_reuse_policy() -> None:
+    assert (ReusePolicy.REQUIRED, ReusePolicy.OPTIONAL) == (0, 1)
+    optional = dataclasses.replace(layer(1, 64), reuse_policy=1)  # type: ignore[type-var]
+    assert optional.reuse_policy is ReusePolicy.OPTIONAL
+    made = config(layers=[layer(0, 64), optional, layer(2, 64), dataclasses.replace(optional, layer_id=3)])
+    assert made.life_cycles() == [AttnLifeCycle(64, 0), AttnLifeCycle(64, 0, optional=True)]  # ours: not one group
+    assert copy.deepcopy(made) == made == pickle.loads(pickle.dumps(made))
+    for value in (2, -1, True, None, "OPTIONAL", 1.0):
+        with pytest.raises(
+            ConfigError,
+            match=rf"AttentionLayerConfig\(3\)\.reuse_policy must be ReusePolicy\.REQUIRED or .*, not {value!r}",
+        ):
+            dataclasses.replace(layer(3), reuse_policy=value)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -196,6 +219,10 @@ def test_lengths(value: Any) -> None:
         SwaScratchReuseConfig(value if value else -1)
     with pytest.raises(ConfigError, match="reuse_match_backoff must be"):
         config(reuse_match_backoff=value if value else -1)
+    with pytest.raises(ConfigError, match="window_tail_slack must be an integer from 0"):
+        config(window_tail_slack=value if value else -1)
+    with pytest.raises(ConfigError, match="window_tail_interval must be an integer from 0"):
+        config(window_tail_interval=value if value else -1)
 
 
 def test_layers() -> None:
@@ -306,12 +333,24 @@ def test_initial_pool_ratio(ratio: Any, text: str) -> None:
 
 
 def test_switches() -> None:
-    for field in ("enable_partial_reuse", "commit_min_snapshot", "enable_stats", "text_only", "merge_equal_pools"):
+    for field in (
+        "enable_partial_reuse",
+        "commit_min_snapshot",
+        "enable_stats",
+        "text_only",
+        "merge_equal_pools",
+        "retain_window_tails",
+    ):
         for value in (1, 0, None, "yes"):
             with pytest.raises(ConfigError, match=f"{field} must be True or False, not {value!r}"):
                 config(**{field: value})
     with pytest.raises(ConfigError, match="'planned' or 'elastic'"):
         config(pool_sizing="breathing")
+    for value in ("shortest", "", None, 1):
+        with pytest.raises(
+            ConfigError, match=rf"KVCacheManagerConfig\.match_policy must be 'longest' or 'reference', not {value!r}"
+        ):
+            config(match_policy=value)
 
 
 def test_errors_are_value_and_assertion_errors() -> None:

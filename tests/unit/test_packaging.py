@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import os
 import re
@@ -115,6 +116,8 @@ def defaults_in_docs() -> Iterator[tuple[str, str, str]]:
 
 
 def default_of(field: dataclasses.Field[object]) -> str:
+    if isinstance(field.default, enum.Enum):
+        return f"`{type(field.default).__name__}.{field.default.name}`"
     if field.default is not dataclasses.MISSING:
         return f"`{field.default!r}`".replace("'", '"')
     if field.default_factory is not dataclasses.MISSING:
@@ -132,13 +135,13 @@ def test_defaults_in_docs_are_the_codes() -> None:  # B184
 
 
 def option_defaults(command: Any) -> dict[str, str]:
-    """Option → default as docs/command_line.md writes it: – for none, off for a switch."""
+    """Option → default as docs/command_line.md writes it: – for none, on or off for a switch."""
     options = {}
     for parameter in command.params:
         if "--help" in parameter.opts:
             continue
         value = parameter.default
-        shown = "–" if value is None else "off" if value is False else f"`{value}`"
+        shown = "–" if value is None else ("on" if value else "off") if isinstance(value, bool) else f"`{value}`"
         options[next(name for name in parameter.opts if name.startswith("--"))] = shown
     return options
 
@@ -195,7 +198,7 @@ def test_links_in_docs_lead_somewhere() -> None:
 # -- source tree -------------------------------------------------------------------------------------------------------
 
 # Layers that both cores have, and the stems that only one of them needs (docs/architecture.md says why).
-TWIN_LAYERS = {"core", "device", "storage", "sequence", "manager"}
+TWIN_LAYERS = {"core", "device", "storage", "reuse", "page", "sequence", "manager"}
 
 
 def one_sided_stems() -> dict[str, set[str]]:

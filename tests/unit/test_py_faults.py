@@ -113,12 +113,15 @@ def test_step_event_covers_reused_slots() -> None:
 def test_one_wait_per_event() -> None:
     manager = Manager(one_full(8), "sim")
     device = device_of(manager)
-    (first, second) = active(manager, (128, 0), (0, 0))
+    streams = [device.create_stream() for _ in range(2)]
+    (first,), (second,) = active(manager, (128, 0), stream=streams[0]), active(manager, (0, 0), stream=streams[1])
     manager.close(first)
     before = device.calls()
     assert manager.resize(second, 128, 0)
     assert device.calls() == before + 1
     assert manager.resize(second, 0, 0)
+    assert device.calls() == before + 2
+    assert manager.resize(second, 128, 0)  # its own stream needs no wait
     assert device.calls() == before + 2
 
 
@@ -126,7 +129,7 @@ def test_construction_fails_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in (1, 2, 3, 4):
         device = SimDevice()
         device.fail_call(n)
-        monkeypatch.setattr("kvpool._py.manager.manager.make_device", lambda name, device=device: device)
+        monkeypatch.setattr("kvpool._py.manager.state.make_device", lambda name, device=device: device)
         with pytest.raises(CuOOMError):
             Manager(config([attention(0), attention(1, 64, 16384)]), "sim")
         assert sum(arena.committed_bytes for arena in device._arenas) == 0
@@ -144,6 +147,7 @@ class World:
         typical = batch(*[(60, 40)] * 4)
         cfg = config(layers, 96 * MIB, tpb=4, rewind=rewind, typical_step=typical, commit_min_snapshot=True)
         cfg.commit_min_snapshot = seed % 3 == 0  # the core takes both, with states or without
+        self.stories = [np.arange(300, dtype=np.int32) // 50 * k for k in (1, 1, 2)]
         self.manager = Manager(cfg, "sim")
         self.device = device_of(self.manager)
         self.streams = [self.device.create_stream() for _ in range(3)]
@@ -172,17 +176,35 @@ class World:
             lambda: manager.stop_committing(handle),
             lambda: self.close(handle),
         ]
+        if manager.status(handle) == 1 and manager.beam_width(handle) == 1:
+            ids, is_end = self.next_tokens(handle), rng.random() < 0.1
+            calls += [lambda: manager.commit(handle, ids, (), is_end)] * 6
         width = rng.randint(1, 3)
         calls.append(lambda: manager.set_beam_width(handle, width))
         chosen = [h for h in self.handles if manager.status(h) == 1 and manager.beam_width(h) == 1]
         rng.shuffle(chosen)
         arguments = [(h, *self.next_lengths(h)) for h in chosen]
-        calls += [lambda: self.step(arguments, stream)] * 5
+        tokens = [self.next_tokens(h) if rng.random() < 0.5 else i32() for h in chosen]
+        for k, (h, capacity, history) in enumerate(arguments):
+            committed = manager.lengths(h)[0] + len(tokens[k])
+            arguments[k] = h, max(capacity, committed), max(history, committed)
+        calls += [lambda: self.step(arguments, stream, tokens)] * 5
         return rng.choice(calls)
 
     def create(self) -> None:
-        handle = self.manager.create()
+        story = self.rng.choice(self.stories)
+        length = self.rng.randrange(60)
+        handle = self.manager.create(ids=story[:length], prompt_length=length)
         self.handles.append(handle)
+
+    def next_tokens(self, handle: int) -> Any:
+        committed, history, capacity, _ = self.manager.lengths(handle)
+        count = self.rng.choice(
+            (0, 1, capacity - committed, history - committed, self.rng.randint(0, capacity - committed))
+        )
+        done = self.manager.committed_tokens(handle)[0]
+        same = [story for story in self.stories if (story[:committed] == done).all()]
+        return self.rng.choice(same)[committed : committed + count] if self.manager.commit_allowed(handle) else i32()
 
     def close(self, handle: int) -> None:
         self.manager.close(handle)
@@ -193,12 +215,21 @@ class World:
         history = self.rng.randint(history, capacity)
         return min(history + self.rng.choice((1, 2, 30)), 250) if history < 240 else capacity, history
 
-    def step(self, arguments: list[tuple[int, int, int]], stream: int) -> Any:
+    def step(self, arguments: list[tuple[int, int, int]], stream: int, tokens: list[Any]) -> Any:
         handles, capacities, histories = (
             (list(column) for column in zip(*arguments, strict=True)) if arguments else ([],) * 3
         )
         rows = [self.handles.index(h) for h in handles]
-        return self.manager.step(i64(*handles), i32(*rows), i32(*capacities), i32(*histories), self.table, None, stream)
+        offsets = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
+        return self.manager.step(
+            i64(*handles),
+            i32(*rows),
+            i32(*capacities),
+            i32(*histories),
+            self.table,
+            (np.concatenate([i32(), *tokens]), offsets),
+            stream,
+        )
 
     def state(self) -> tuple[Any, ...]:
         manager = self.manager
@@ -209,7 +240,11 @@ class World:
             for group in range(len(manager.layout().life_cycles))
             for beam in range(manager.beam_width(handle))
         ]
-        return manager.snapshot(), streams, exposed, self.table.tolist()
+        sets = [
+            [manager._tier.ready_set(group, slot) for slot in range(count)]
+            for group, count in enumerate(manager.slot_counts())
+        ]
+        return manager.snapshot(), streams, exposed, self.table.tolist(), sets
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -238,6 +273,9 @@ def test_a_failing_device_call_leaves_everything_as_it_was(seed: int) -> None:
     assert failures > 10
     for handle in world.handles:
         world.manager.close(handle)
+    world.manager.audit()
+    assert world.manager.all_tree_pages_droppable()
+    world.manager.clear_reusable_blocks()
     assert world.manager.statistics() == [(total, total, 0) for total, _, _ in world.manager.statistics()]
     world.device.synchronize()
 

@@ -231,7 +231,7 @@ def test_buffer_places() -> None:
 def test_one_state_life_cycle_and_sink_blocks_in_the_key() -> None:
     layers = [ssm(0), attention(1, 64, sinks=1), attention(2, 64, sinks=32), ssm(3), attention(4, 64)]
     layout = build_layout(config(layers))
-    assert [life_cycle.key for life_cycle in layout.life_cycles] == [(1, -1, 0), (0, 64, 1), (0, 64, 0)]
+    assert [life_cycle.key for life_cycle in layout.life_cycles] == [(1, -1, 0, 0), (0, 64, 1, 0), (0, 64, 0, 0)]
     assert layout.life_cycles[0].layers == (0, 3)
 
 

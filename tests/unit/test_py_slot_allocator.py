@@ -106,7 +106,9 @@ def test_undo_is_exact() -> None:
             allocator.release(slot)
         allocated = allocator.allocate_many(rng.randint(0, allocator.num_free))
         if rng.random() < 0.5:
-            allocator.undo(allocated, released, active)
+            allocator.undo_allocate(allocated, active)
+            for slot in reversed(released):
+                allocator.undo_release(slot)
             assert (sorted(out), allocator.active, allocator.num_free, allocator.occupied_ids()) == before
         else:
             out = [slot for slot in out if slot not in released] + allocated

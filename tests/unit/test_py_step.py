@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvpool._py.manager.manager import Manager
-from kvpool.errors import ArgumentError, LogicError, NeverFitsError, UnsupportedError
+from kvpool.errors import ArgumentError, LogicError, NeverFitsError
 from tests.unit.py_cases import (
     MIB,
     Stepper,
@@ -150,7 +150,7 @@ def setting(name: str, value: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (setting("tokens", (1, 2)), UnsupportedError, "tokens"),
+        (setting("tokens", (1, 2)), TypeError, "tokens values"),
         (setting("handles", lambda a: a.tolist()), TypeError, "handles"),
         (setting("table", None), TypeError, "table"),
         (setting("stream", 1.5), TypeError, "stream"),

@@ -14,7 +14,8 @@ from kvpool.sim.lanes import Lanes, Running
 from kvpool.sim.pool_stamps import stamp_fields
 from kvpool.sim.ragged import ragged
 from kvpool.sim.requests import TraceRequest
-from kvpool.sim.toy_tokens import prompt_tokens
+from kvpool.sim.sequences import Sequences
+from kvpool.sim.toy_tokens import FIRST_OUTPUT_ID, made_up_tokens, next_token, prompt_tokens
 from kvpool.v2 import (
     AttentionLayerConfig,
     BufferConfig,
@@ -45,18 +46,21 @@ class Driver:
         block = config.tokens_per_block
         blocks = -(-(prompt + 64) // block)
         self.table = np.full((len(self.manager.layer_grouping), 1, blocks), -1, np.int32)
-        self.check = ContentCheck(seed)
-        self.check.attach(self.manager, self.table, 1, blocks)
+        spec = TraceRequest(0, 0.0, prompt, 32)
+        sequences = Sequences(1, blocks * block, [spec], seed, made_up=False)
+        self.check = ContentCheck()
+        self.check.attach(self.manager, self.table, sequences.rows)
         self.cache = self.manager.create_kv_cache()
         self.cache.stop_committing()
         assert self.cache.resume(None)
-        self.request = Running(TraceRequest(0, 0.0, prompt, 32), row=0, target=prompt, cache=self.cache)
+        self.request = Running(spec, row=0, target=prompt, cache=self.cache)
         self.lanes = Lanes(1)
         self.lanes.append(self.request, self.cache.handle)
+        sequences.enter(self.request)
         self.check.admit(self.request)
 
     def move(self, history: int, capacity: int, decode: bool = False) -> None:
-        self.lanes.set_chunk(0, history, capacity)
+        self.lanes.set_chunk(0, 0, history, capacity)
         arguments = self.lanes.arguments(1)
         result = self.manager.step(
             arguments.handles, arguments.rows, arguments.capacities, arguments.histories, self.table
@@ -225,7 +229,34 @@ def test_prompt_tokens_follow_the_trace_ids() -> None:
     one, other = (prompt_tokens(TraceRequest(i, 0.0, 50, 1), 1) for i in (0, 1))
     assert one.tolist() != other.tolist()
     assert one.min() >= 0
+    assert one.max() < FIRST_OUTPUT_ID
     assert one.tolist() != prompt_tokens(TraceRequest(0, 0.0, 50, 1), 2).tolist()
+
+
+def test_prompts_share_a_system_prompt_and_the_turn_before() -> None:
+    first = prompt_tokens(TraceRequest(0, 0.0, 40, 1, system=3, system_tokens=30), 1)
+    second = prompt_tokens(TraceRequest(1, 0.0, 50, 1, system=3, system_tokens=35), 1)
+    assert first[:30].tolist() == second[:30].tolist()
+    assert first[30] != second[30]
+    other = prompt_tokens(TraceRequest(1, 0.0, 50, 1, system=4, system_tokens=35), 1)
+    assert other[0] != second[0]
+    assert other[35:].tolist() == second[35:].tolist()
+    turn = TraceRequest(2, 0.0, 60, 1, follows=1)
+    third = prompt_tokens(turn, 1, second)
+    assert third[:50].tolist() == second.tolist()
+    assert len(third) == 60
+    with pytest.raises(ValueError, match="request 2 follows 1"):
+        prompt_tokens(turn, 1)
+
+
+def test_answers_lie_apart_from_prompts() -> None:
+    prompt = prompt_tokens(TraceRequest(0, 0.0, 50, 1), 0)
+    answer = made_up_tokens(prompt, 20)
+    assert answer.min() >= FIRST_OUTPUT_ID
+    assert answer.dtype == np.int32
+    assert made_up_tokens(prompt.copy(), 30)[:20].tolist() == answer.tolist()
+    assert made_up_tokens(prompt[1:], 20).tolist() != answer.tolist()
+    assert FIRST_OUTPUT_ID <= next_token(12345) < 2**31
 
 
 def test_ragged() -> None:

@@ -12,55 +12,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pydantic")
 
-from kvpool.models import AttentionLayer, ModelGeometry, StateLayer
+from kvpool.models import ModelGeometry
 from kvpool.sim.executor_loop import ExecutorLoop
 from kvpool.sim.metrics import tpot_ms, ttft_ms
-from kvpool.sim.options import ReplayJob, ReplayOptions, prepare
-from kvpool.sim.replay import ReplayOutcome, run_replay
+from kvpool.sim.options import ReplayOptions, prepare
+from kvpool.sim.replay import run_replay
 from kvpool.sim.requests import TraceRequest
 from kvpool.sim.step_model import ReadCost, StepModel
 from kvpool.v2 import KVCacheManager
 from tests.support.arms import AVAILABLE, BACKEND_OF
-
-FULL = AttentionLayer(kv_heads=16, head_dim=512)
-WINDOW = AttentionLayer(kv_heads=16, head_dim=512, window=40)
-STATE = StateLayer.mamba2(2, 4, 4, 1)
-MODEL = ModelGeometry("small", max_position_embeddings=400, layers=(WINDOW, FULL))
-MIB = 2**20
-
-
-def job(requests: list[TraceRequest], model: ModelGeometry = MODEL, memory: int = 64 * MIB, **options) -> ReplayJob:
-    arms = ",".join(AVAILABLE)
-    made = prepare(ReplayOptions(limit=len(requests), memory=str(memory), arms=arms, **options))
-    effective = made.settings.model_copy(update={"model": model.name, "max_seq_len": model.max_position_embeddings})
-    return replace(made, settings=effective, model=model, requests=requests)
-
-
-def requests_of(*lengths: tuple[int, int], arrival: float = 0.0) -> list[TraceRequest]:
-    return [TraceRequest(i, arrival, prompt, output) for i, (prompt, output) in enumerate(lengths)]
-
-
-def run(made: ReplayJob) -> ReplayOutcome:
-    outcome = run_replay(made)
-    assert outcome.failures == []
-    for arm in outcome.result.arms.values():
-        assert arm.requests_finished + arm.requests_refused == len(made.requests)
-    return outcome
-
-
-class Recorder:
-    """Stands between the loop and a manager and keeps what each batch call asked for."""
-
-    def __init__(self, manager: KVCacheManager) -> None:
-        self._manager = manager
-        self.calls: list[list[tuple[int, int, int]]] = []  # (row, history, capacity)
-
-    def __getattr__(self, name: str):
-        return getattr(self._manager, name)
-
-    def step(self, handles, rows, capacities, histories, table):
-        self.calls.append(list(zip(rows.tolist(), histories.tolist(), capacities.tolist(), strict=True)))
-        return self._manager.step(handles, rows, capacities, histories, table)
+from tests.unit.sim_cases import FULL, MIB, MODEL, STATE, WINDOW, Recorder, job, requests_of, run
 
 
 def record(requests: list[TraceRequest], **limits: int) -> tuple[ExecutorLoop, Recorder]:
@@ -224,9 +185,10 @@ LAYERS = st.lists(
     max_batch_size=st.sampled_from([2, 5, 64]),
     max_num_tokens=st.sampled_from([1, 3, 7, 32, 200, 8192]),
     memory=st.sampled_from([24, 32, 48, 96]),
+    reuse=st.booleans(),
 )
 def test_everything_ends_with_the_same_tokens(
-    layers, lengths, arrivals, block, max_batch_size, max_num_tokens, memory
+    layers, lengths, arrivals, block, max_batch_size, max_num_tokens, memory, reuse
 ) -> None:
     """No dead-lock, no refusal but of what is too long, no wrong byte; memory changes when tokens come, never which."""
     model = ModelGeometry("random", max_position_embeddings=240, layers=tuple(layers))
@@ -236,6 +198,7 @@ def test_everything_ends_with_the_same_tokens(
         "tokens_per_block": block,
         "max_batch_size": max_batch_size,
         "max_num_tokens": max_num_tokens,
+        "reuse": reuse,
     }
     digests = set()
     for size in (memory * MIB, 4096 * MIB):

@@ -88,6 +88,7 @@ def test_all_names_exist() -> None:
     assert (v2.CacheTier.GPU_MEM, v2.CacheTier.HOST_MEM, v2.CacheTier.DISK) == (0, 1, 2)
     assert (v2.PageIndexMode.SHARED, v2.PageIndexMode.PER_LAYER) == (0, 1)
     assert (v2.LayerType.ATTENTION, v2.LayerType.SSM) == (0, 1)
+    assert (v2.ReusePolicy.REQUIRED, v2.ReusePolicy.OPTIONAL) == (0, 1)
     assert isinstance(v2.NDEBUG, bool)
     assert kvpool.v2 is v2
     assert kvpool.__version__
@@ -121,7 +122,17 @@ CALLS: list[tuple[Any, list[str]]] = [
     (KVCacheManager.get_aggregated_pages, ["self", "buffers"]),
     (KVCacheManager.clamp_max_seq_len_for_mem, ["self", "batch_size", "token_num_upper_bound"]),
     (KVCacheManager.get_buffers, ["self", "layer_id", "role", "dtype", "heads", "head_dim", "layout"]),
-    (KVCache.resume, ["self", "cuda_stream"]),
+    (KVCacheManager.probe_reuse, ["self", "reuse_scope", "input_tokens"]),
+    (KVCacheManager.probe_first_new_block_key, ["self", "reuse_scope", "input_tokens"]),
+    (KVCacheManager.clear_reusable_blocks, ["self"]),
+    (KVCache.commit, ["self", "accepted_input_tokens", "beam_search_indices", "is_end"]),
+    (KVCache.plan_committed_block_drop, ["self"]),
+    (KVCache.resume, ["self", "cuda_stream", "optional_reuse_groups"]),
+    (
+        v2.gen_multimodal_cache_key_tokens,
+        ["id_offset", "multi_modal_data_digest", "num_tokens", "token_offset", "uuid"],
+    ),
+    (v2.sequence_to_blockchain_keys, ["tokens_per_block", "reuse_scope", "tokens"]),
     (KVCache.resize, ["self", "capacity", "history_length"]),
     (KVCache.set_base_page_index_buf, ["self", "beam_idx", "layer_group_id", "buf"]),
     (KVCache.get_base_page_indices, ["self", "layer_group_id", "beam_id"]),

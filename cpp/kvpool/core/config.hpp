@@ -25,6 +25,7 @@ struct LayerConfig {
     bool is_ssm = false;
     std::optional<std::int64_t> window;  // tokens, > 0; none = full attention; none for SSM
     std::int64_t sink_tokens = 0;        // > 0 only with a window
+    bool optional = false;               // reuse_policy OPTIONAL: never shortens a match; false for SSM
     std::vector<BufferConfig> buffers;   // roles unique; some layer of the life cycle has one
 };
 
@@ -51,6 +52,12 @@ struct ManagerConfig {
     bool commit_min_snapshot = false;
     bool merge_equal_pools = true;
     bool enable_partial_reuse = true;
+    std::int64_t reuse_match_backoff = 0;              // tokens, >= 0
+    bool longest_match = true;                         // match_policy "longest"; else "reference"
+    bool retain_window_tails = true;                   // windows behind likely end points are evicted late
+    std::int64_t window_tail_slack = 512;              // tokens, >= 0
+    std::optional<std::int64_t> window_tail_interval;  // tokens, >= 0; none: from the largest required window
+    bool text_only = false;
     bool enable_stats = true;
 };
 

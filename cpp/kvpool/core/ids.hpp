@@ -50,12 +50,15 @@ using LayerId = StrongId<struct LayerIdTag, std::int64_t>;
 // Position of a block inside a sequence.
 using BlockOrdinal = StrongId<struct BlockOrdinalTag, std::int32_t>;
 using BeamId = StrongId<struct BeamIdTag, std::int32_t>;
+// A node of the radix tree.  kNoNode where there is none.
+using NodeId = StrongId<struct NodeIdTag, std::int32_t>;
 // A device queue.  0 is the device's own stream.
 using StreamId = StrongId<struct StreamIdTag, std::int64_t>;
 // A point in a stream.  0 is complete from the start.
 using EventId = StrongId<struct EventIdTag, std::uint64_t>;
 
 inline constexpr SlotId kBadSlot{-1};
+inline constexpr NodeId kNoNode{-1};
 inline constexpr EventId kCompleteEvent{0};
 inline constexpr StreamId kOwnStream{0};
 

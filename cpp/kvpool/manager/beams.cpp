@@ -26,7 +26,7 @@ void ManagerState::set_beam_width(KvCache& cache, std::int64_t width) {
     }
 }
 
-void ManagerState::check_room_for_beams(const KvCache& cache, std::int64_t width) const {
+std::vector<std::int64_t> ManagerState::room_for_beams(const KvCache& cache, std::int64_t width) const {
     std::vector<std::int64_t> wanted(layout.pool_groups.size());
     std::vector<std::int64_t> live(layout.pool_groups.size());
     const std::int64_t added = width - cache.beam_width;
@@ -34,7 +34,7 @@ void ManagerState::check_room_for_beams(const KvCache& cache, std::int64_t width
         const std::size_t group = group_of(i).index();
         const bool is_ssm = layout.life_cycles[i].key.is_ssm;
         const HalfOpenRange own = own_blocks(cache, i);
-        wanted[group] += added * (is_ssm ? 1 : cache.table(i, 0).count_in(own.beg, own.end));
+        wanted[group] += added * (is_ssm ? cache.table(i, 0).count() : cache.table(i, 0).count_in(own.beg, own.end));
         for (std::int32_t beam = 0; beam < cache.beam_width; ++beam) {
             live[group] += cache.table(i, beam).count() - cache.table(i, beam).held();
         }
@@ -48,12 +48,14 @@ void ManagerState::check_room_for_beams(const KvCache& cache, std::int64_t width
         }
     }
     for (std::size_t group = 0; group < wanted.size(); ++group) {
-        const std::int64_t free = tier.free(make_id<PoolGroupId>(group));
-        if (wanted[group] > free) {
-            throw OutOfPagesError("beam_width " + std::to_string(width) + ": " + std::to_string(wanted[group] - free) +
+        const auto id = make_id<PoolGroupId>(group);
+        const std::int64_t room = tier.free(id) + prefix.evictable(id);
+        if (wanted[group] > room) {
+            throw OutOfPagesError("beam_width " + std::to_string(width) + ": " + std::to_string(wanted[group] - room) +
                                   " slots of pool group " + std::to_string(group) + " lack");
         }
     }
+    return wanted;
 }
 
 HalfOpenRange ManagerState::own_blocks(const KvCache& cache, std::size_t life_cycle) const noexcept {
@@ -67,17 +69,20 @@ HalfOpenRange ManagerState::own_blocks(const KvCache& cache, std::size_t life_cy
 
 void ManagerState::grow_beams(KvCache& cache, std::int32_t width) {
     if (context.has_scratch(cache)) {
-        throw LogicError("beam_width can not grow while scratch blocks are in use");
+        throw LogicError("beam_width: can not grow while scratch blocks are in use");
     }
-    check_room_for_beams(cache, width);
+    const std::vector<std::int64_t> wanted = room_for_beams(cache, width);
     const std::int32_t old_width = cache.beam_width;
     const std::int64_t blocks = context.num_blocks(cache);
     const std::int64_t tail =
         cache.history % layout.tokens_per_block != 0 ? cache.history / layout.tokens_per_block : -1;
     std::vector<BlockTable> added(context.num_life_cycles() * static_cast<std::size_t>(width));
-    copies.clear();
     transact([&] {
+        for (std::size_t group = 0; group < wanted.size(); ++group) {
+            transaction.make_room(make_id<PoolGroupId>(group), wanted[group]);
+        }
         for (std::size_t i = 0; i < context.num_life_cycles(); ++i) {
+            const auto id = make_id<LifeCycleId>(i);
             const BlockTable& source = cache.table(i, 0);
             const bool is_ssm = layout.life_cycles[i].key.is_ssm;
             const HalfOpenRange own = is_ssm ? HalfOpenRange{0, 1} : own_blocks(cache, i);
@@ -89,17 +94,15 @@ void ManagerState::grow_beams(KvCache& cache, std::int32_t width) {
             }
             for (std::int64_t ordinal = own.beg; ordinal < own.end; ++ordinal) {
                 for (std::int32_t beam = old_width; beam < width && source[ordinal] != kBadSlot; ++beam) {
-                    const SlotId slot = transaction.allocate(group_of(i), at(beam), ordinal);
+                    const std::int64_t block = is_ssm ? std::int64_t{cache.committed_blocks} : ordinal;
+                    const SlotId slot = transaction.allocate(id, at(beam), ordinal, cache.priority(i, block));
                     if (is_ssm || ordinal == tail) {
-                        tier.append_slot_copy(group_of(i), slot, source[ordinal], copies);
+                        transaction.copy(id, slot, source[ordinal]);
                     }
                 }
             }
         }
-        transaction.settle(cache.stream);
-        if (!copies.empty()) {
-            device->copy(cache.stream, copies);
-        }
+        settle(cache);
     });
     for (std::size_t i = 0; i < context.num_life_cycles(); ++i) {
         for (std::int32_t beam = 0; beam < old_width; ++beam) {
@@ -117,10 +120,10 @@ void ManagerState::shrink_beams(KvCache& cache, std::int32_t width) {
     transact([&] {
         for (std::size_t i = 0; i < context.num_life_cycles(); ++i) {
             for (std::int32_t beam = width; beam < cache.beam_width; ++beam) {
-                release_pages(group_of(i), cache.table(i, beam), {0, cache.table(i, beam).size()});
+                release_pages(i, cache.table(i, beam), {0, cache.table(i, beam).size()});
             }
         }
-        transaction.settle(cache.stream);
+        settle(cache);
     });
     for (std::size_t i = 0; i < context.num_life_cycles(); ++i) {
         for (std::int32_t beam = 0; beam < width; ++beam) {

@@ -1,4 +1,4 @@
-// resume, suspend, close, and what else ends or starts the use of pages.
+// suspend, resume after that, and what else ends or starts the use of pages. The first resume: first_resume.cpp; close: close.cpp.
 #include "kvpool/core/errors.hpp"
 #include "kvpool/manager/state.hpp"
 
@@ -10,34 +10,45 @@ bool ManagerState::gate_is_open(const KvCache& cache) const noexcept {
     }
     for (std::size_t group = 0; group < layout.pool_groups.size(); ++group) {
         const auto id = make_id<PoolGroupId>(group);
-        const std::int64_t others = tier.used(id) - context.owned(cache, id);
-        if (!layout.pool_groups[group].ssm_only && exceeds_limit(others, tier.total(id), max_util_for_resume)) {
+        const std::int64_t owned = tier.used(id) - prefix.evictable(id);
+        const auto is_shut = [&](std::int64_t others) {
+            return exceeds_limit(others, tier.total(id), max_util_for_resume);
+        };
+        if (!layout.pool_groups[group].ssm_only && is_shut(owned) && is_shut(owned - context.owned_alone(cache, id))) {
             return false;
         }
     }
     return true;
 }
 
-bool ManagerState::resume(KvCache& cache, std::optional<StreamId> stream) {
+bool ManagerState::resume(KvCache& cache, std::optional<StreamId> stream,
+                          const std::optional<std::vector<std::int64_t>>& optional_groups) {
     require(cache, CacheStatus::suspended, "resume");
-    plan.make(context, cache, cache.lengths(), true);
+    FirstResume::choose_groups(cache, optional_groups);
+    const StreamId target = stream.value_or(cache.has_stream ? cache.stream : device->own_stream());
+    if (cache.was_resumed) {
+        plan.make(context, cache, cache.lengths());
+    } else {
+        plan.make_first_resume(context, cache);
+    }
     check_ever_fits({"resume"});
-    if (!gate_is_open(cache) || !fits_now()) {
+    if (!gate_is_open(cache)) {
         return false;
     }
-    transact([&] {
-        transaction.rebind(cache, stream.value_or(cache.has_stream ? cache.stream : device->own_stream()));
-        apply_plan(cache);
-        for (std::size_t i = 0; i < context.num_life_cycles(); ++i) {
-            for (std::int32_t beam = 0; !cache.has_state && layout.life_cycles[i].key.is_ssm && beam < cache.beam_width;
-                 ++beam) {
-                transaction.resize(cache.table(i, beam), 1);
-                transaction.allocate(group_of(i), cache.table(i, beam), 0);
-            }
+    if (!cache.was_resumed) {
+        if (!first_resume.run(cache, target, plan)) {
+            return false;
         }
-        transaction.settle(cache.stream);
-    });
-    cache.has_state = true;
+    } else {
+        if (!fits_now()) {
+            return false;
+        }
+        transact([&] {
+            transaction.rebind(cache, target);
+            apply_plan(cache, plan);
+            settle(cache);
+        });
+    }
     cache.status = CacheStatus::active;
     ++num_active;
     cache.unbind();
@@ -51,50 +62,12 @@ void ManagerState::suspend(KvCache& cache) {
         for (std::size_t i = 0; i < context.num_life_cycles(); ++i) {
             release_scratch(cache, i, 0);
         }
-        transaction.settle(cache.stream);
+        settle(cache);
     });
     cache.status = CacheStatus::suspended;
     --num_active;
     cache.unbind();
     detach(cache, 0);
-}
-
-void ManagerState::close(CacheHandle handle, KvCache& cache) {
-    transact([&] {
-        for (std::size_t i = 0; i < context.num_life_cycles(); ++i) {
-            for (std::int32_t beam = 0; beam < cache.beam_width; ++beam) {
-                BlockTable& pages = cache.table(i, beam);
-                for (std::int64_t ordinal = pages.size(); ordinal-- > 0;) {
-                    release_pages(group_of(i), pages, {ordinal, ordinal + 1});
-                }
-            }
-            release_scratch(cache, i, 0);
-        }
-        transaction.settle(cache.stream);
-    });
-    num_active -= cache.is_active() ? 1 : 0;
-    detach(cache, 0);
-    slab.close(handle);
-}
-
-void ManagerState::stop_committing(KvCache& cache) {
-    if (!cache.commit_allowed) {
-        return;
-    }
-    transact([&] {
-        for (std::size_t i = 0; i < context.num_life_cycles(); ++i) {
-            const LifeCycleKey& key = layout.life_cycles[i].key;
-            for (std::int32_t beam = 0; beam < cache.beam_width; ++beam) {
-                BlockTable& pages = cache.table(i, beam);
-                if (pages.held() > 0) {
-                    release_pages(group_of(i), pages, stale_range(key, layout.tokens_per_block, cache.history));
-                    transaction.add_held(pages, -std::int64_t{pages.held()});
-                }
-            }
-        }
-        transaction.settle(cache.stream);
-    });
-    cache.commit_allowed = false;
 }
 
 void ManagerState::set_stream(KvCache& cache, StreamId stream) {

@@ -174,7 +174,7 @@ std::vector<SlotStatistics> Manager::statistics() {
         std::vector<SlotStatistics> rows;
         for (std::size_t group = 0; group < state.layout.pool_groups.size(); ++group) {
             const auto id = make_id<PoolGroupId>(group);
-            rows.push_back({state.tier.total(id), state.tier.free(id), 0});
+            rows.push_back({state.tier.total(id), state.tier.free(id), state.prefix.evictable(id)});
         }
         return rows;
     });
@@ -215,20 +215,79 @@ void Manager::shutdown() {
             throw LogicError("shutdown(): " + std::to_string(open) + " KV cache(s) still open");
         }
         shut_down_ = true;
+        state_->planned_drops.clear();
+        state_->prefix_memory.reset();
         state_->tier_memory.reset();
     });
 }
 
+// Reuse ----------------------------------------------------------------------------------------------------------------------
+
+std::int64_t Manager::probe_reuse(const ReuseScope& scope, TokenSpan ids, std::span<const Digest> digests) {
+    return locked("probe_reuse", [&](ManagerState& state) { return state.probe_reuse(scope, ids, digests); });
+}
+
+std::optional<BlockKey> Manager::probe_first_new_block_key(const ReuseScope& scope, TokenSpan ids,
+                                                           std::span<const Digest> digests) {
+    return locked("probe_first_new_block_key",
+                  [&](ManagerState& state) { return state.probe_first_new_block_key(scope, ids, digests); });
+}
+
+void Manager::clear_reusable_blocks() {
+    locked("clear_reusable_blocks", [](ManagerState& state) { state.clear_reusable_blocks(); });
+}
+
+bool Manager::drop_planned(std::int64_t plan) {
+    return locked("drop_planned", [&](ManagerState& state) { return state.drop_planned(plan); });
+}
+
+PagesOnPath Manager::match_pages(const ReuseScope& scope, TokenSpan ids, std::span<const Digest> digests,
+                                 std::int64_t life_cycle, bool partial) {
+    return locked("match_pages",
+                  [&](ManagerState& state) { return state.match_pages(scope, ids, digests, life_cycle, partial); });
+}
+
+bool Manager::all_tree_pages_droppable() {
+    return locked("all_tree_pages_droppable", [](ManagerState& state) { return state.prefix.all_cached(); });
+}
+
+void Manager::debug_insert_block(const ReuseScope& scope, TokenSpan ids, std::span<const Digest> digests,
+                                 std::span<const std::int64_t> coverage) {
+    locked("debug_insert_block", [&](ManagerState& state) { state.debug_insert_block(scope, ids, digests, coverage); });
+}
+
+void Manager::debug_set_coverage(const ReuseScope& scope, TokenSpan ids, std::span<const Digest> digests,
+                                 std::int64_t life_cycle, std::int64_t coverage) {
+    locked("debug_set_coverage",
+           [&](ManagerState& state) { state.debug_set_coverage(scope, ids, digests, life_cycle, coverage); });
+}
+
 // Caches ---------------------------------------------------------------------------------------------------------------------
 
-CacheHandle Manager::create() {
-    return locked("create", [](ManagerState& state) {
-        return state.slab.open(state.context.num_life_cycles(), state.context.scratch_rewind.has_value());
+CacheHandle Manager::create(CreateInput input) {
+    return locked("create", [&](ManagerState& state) { return state.create(input); });
+}
+
+void Manager::extend_priorities(CacheHandle handle, const std::vector<std::vector<std::int32_t>>& priorities) {
+    inside("extend_priorities", handle, [&](ManagerState& state, KvCache& cache) {
+        std::vector<std::vector<std::int32_t>> extended = cache.priorities;
+        extended.resize(state.context.num_life_cycles());
+        for (std::size_t i = 0; i < std::min(extended.size(), priorities.size()); ++i) {
+            extended[i].insert(extended[i].end(), priorities[i].begin(), priorities[i].end());
+        }
+        cache.priorities = std::move(extended);
     });
 }
 
-bool Manager::resume(CacheHandle handle, std::optional<StreamId> stream) {
-    return inside("resume", handle, [&](ManagerState& state, KvCache& cache) { return state.resume(cache, stream); });
+bool Manager::resume(CacheHandle handle, std::optional<StreamId> stream,
+                     const std::optional<std::vector<std::int64_t>>& optional_groups) {
+    return inside("resume", handle,
+                  [&](ManagerState& state, KvCache& cache) { return state.resume(cache, stream, optional_groups); });
+}
+
+void Manager::commit(CacheHandle handle, TokenSpan ids, std::span<const Digest> digests, bool is_end) {
+    inside("commit", handle,
+           [&](ManagerState& state, KvCache& cache) { state.committer.commit(cache, ids, digests, is_end); });
 }
 
 void Manager::suspend(CacheHandle handle) {
@@ -245,16 +304,51 @@ bool Manager::resize(CacheHandle handle, std::optional<std::int64_t> capacity, s
 }
 
 void Manager::stop_committing(CacheHandle handle) {
-    inside("stop_committing", handle, [](ManagerState& state, KvCache& cache) { state.stop_committing(cache); });
+    inside("stop_committing", handle,
+           [](ManagerState& state, KvCache& cache) { state.committer.stop_committing(cache); });
 }
 
 bool Manager::commit_allowed(CacheHandle handle) {
     return inside("commit_allowed", handle, [](ManagerState&, KvCache& cache) { return cache.commit_allowed; });
 }
 
+std::pair<std::vector<Token>, std::vector<Digest>> Manager::committed_tokens(CacheHandle handle) {
+    return inside("committed_tokens", handle,
+                  [](ManagerState& state, KvCache& cache) { return state.committed_tokens(cache); });
+}
+
+std::vector<BlockKey> Manager::block_keys(CacheHandle handle) {
+    return inside("block_keys", handle, [](ManagerState& state, KvCache& cache) { return state.block_keys(cache); });
+}
+
+std::pair<std::int64_t, std::int64_t> Manager::match_depths(CacheHandle handle) {
+    return inside("match_depths", handle, [](ManagerState&, KvCache& cache) {
+        return std::pair<std::int64_t, std::int64_t>(cache.divergence, cache.hybrid);
+    });
+}
+
+std::vector<ReuseStatus> Manager::reuse_status(CacheHandle handle) {
+    return inside("reuse_status", handle,
+                  [](ManagerState& state, KvCache& cache) { return state.reuse_status(cache); });
+}
+
+std::optional<std::int64_t> Manager::plan_drop(CacheHandle handle) {
+    return inside("plan_committed_block_drop", handle,
+                  [](ManagerState& state, KvCache& cache) { return state.plan_drop(cache); });
+}
+
+std::optional<bool> Manager::page_is_linked(CacheHandle handle, std::int64_t ordinal, std::int64_t life_cycle) {
+    return inside("page_is_linked", handle, [&](ManagerState& state, KvCache& cache) -> std::optional<bool> {
+        state.check_life_cycle(life_cycle);
+        const LifeCycleId id(static_cast<std::int32_t>(life_cycle));
+        const SlotId slot = state.page_of(cache, id.index(), ordinal);
+        return slot == kBadSlot ? std::nullopt : std::optional<bool>(state.prefix.node_of(id, slot) != kNoNode);
+    });
+}
+
 CacheLengths Manager::lengths(CacheHandle handle) {
     return inside("lengths", handle, [](ManagerState& state, KvCache& cache) {
-        return CacheLengths{0, cache.history, cache.capacity, state.context.num_blocks(cache)};
+        return CacheLengths{cache.committed, cache.history, cache.capacity, state.context.num_blocks(cache)};
     });
 }
 

@@ -6,6 +6,7 @@
 // States of a cache: create -> SUSPENDED -> resume -> ACTIVE -> suspend -> SUSPENDED ...; close from either.
 // Lengths, windows, scratch: storage/live_ranges.hpp. Order of slot ids: life cycles ascending; in each scratch slots, then
 // pages by block, then beam; what a call releases may be handed out again in that call, lowest id first.
+// Tokens are raw (core/tokens.hpp) and read in place; what prefixes are shared within is a scope (reuse/keys.hpp).
 //
 // Failure: a call that throws has changed nothing, and "not now" is `false`. Errors:
 //   LogicError      state does not allow the call; closed or unknown handle; second thread in one cache; forked child; shut down
@@ -23,6 +24,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvpool/manager/guard.hpp"
@@ -82,10 +84,37 @@ public:
     // Gives the memory back; living views keep theirs. LogicError while caches are open; idempotent.
     void shutdown();
 
+    // Reuse; ArgumentError for a negative id that is no digest ---------------------------------------------------------------
+    // Tokens that a cache created now would take over.
+    [[nodiscard]] std::int64_t probe_reuse(const ReuseScope& scope, TokenSpan ids, std::span<const Digest> digests);
+    // Chain key of the query's first block that would not be taken over whole; empty if the query does not fill it.
+    [[nodiscard]] std::optional<BlockKey> probe_first_new_block_key(const ReuseScope& scope, TokenSpan ids,
+                                                                    std::span<const Digest> digests);
+    // Forgets every prefix and planned drop. LogicError while caches are open.
+    void clear_reusable_blocks();
+    // Carries a planned drop out; false if there is no such plan (any more).
+    bool drop_planned(std::int64_t plan);
+    [[nodiscard]] PagesOnPath match_pages(const ReuseScope& scope, TokenSpan ids, std::span<const Digest> digests,
+                                          std::int64_t life_cycle, bool partial);
+    // Whether nobody owns a page of the tree.
+    [[nodiscard]] bool all_tree_pages_droppable();
+    // For tests: the last block of the tokens, with cached pages that cover so many tokens, by life cycle; and what its page covers.
+    void debug_insert_block(const ReuseScope& scope, TokenSpan ids, std::span<const Digest> digests,
+                            std::span<const std::int64_t> coverage);
+    void debug_set_coverage(const ReuseScope& scope, TokenSpan ids, std::span<const Digest> digests,
+                            std::int64_t life_cycle, std::int64_t coverage);
+
     // Caches ----------------------------------------------------------------------------------------------------------------
-    [[nodiscard]] CacheHandle create();
-    // Empty stream: the cache's own, else the device's. False: too little room now.
-    [[nodiscard]] bool resume(CacheHandle handle, std::optional<StreamId> stream);
+    // Takes the longest legal prefix over. `input` is used up.
+    [[nodiscard]] CacheHandle create(CreateInput input = {});
+    // By life cycle, behind those given before.
+    void extend_priorities(CacheHandle handle, const std::vector<std::vector<std::int32_t>>& priorities);
+    // Empty stream: the cache's own, else the device's. False: too little room now. `optional_groups`: which OPTIONAL groups share
+    // what was matched; empty: every complete one; chosen by the first resume.
+    [[nodiscard]] bool resume(CacheHandle handle, std::optional<StreamId> stream,
+                              const std::optional<std::vector<std::int64_t>>& optional_groups = std::nullopt);
+    // The tokens behind those committed so far are final; is_end: no more will follow, and the cache's memory is not written again.
+    void commit(CacheHandle handle, TokenSpan ids, std::span<const Digest> digests, bool is_end);
     void suspend(CacheHandle handle);
     void close(CacheHandle handle);
     // Empty: keep this length. False: not enough free slots now.
@@ -93,6 +122,16 @@ public:
                               std::optional<std::int64_t> history);
     void stop_committing(CacheHandle handle);
     [[nodiscard]] bool commit_allowed(CacheHandle handle);
+    [[nodiscard]] std::pair<std::vector<Token>, std::vector<Digest>> committed_tokens(CacheHandle handle);
+    // Chain keys of the full committed blocks.
+    [[nodiscard]] std::vector<BlockKey> block_keys(CacheHandle handle);
+    // At creation: depth of the walk, and tokens that the attention groups alone would have taken over.
+    [[nodiscard]] std::pair<std::int64_t, std::int64_t> match_depths(CacheHandle handle);
+    [[nodiscard]] std::vector<ReuseStatus> reuse_status(CacheHandle handle);
+    // Number of a plan that covers the window tail of what was committed; empty if that is not whole any more.
+    [[nodiscard]] std::optional<std::int64_t> plan_drop(CacheHandle handle);
+    // Whether the tree names the page of a block; empty without a page.
+    [[nodiscard]] std::optional<bool> page_is_linked(CacheHandle handle, std::int64_t ordinal, std::int64_t life_cycle);
     [[nodiscard]] CacheLengths lengths(CacheHandle handle);
     // A stale handle is closed.
     [[nodiscard]] CacheStatus status(CacheHandle handle);

@@ -5,14 +5,48 @@ namespace {
 
 std::vector<std::int32_t> entries(const BlockTable& table) { return {table.data(), table.data() + table.size()}; }
 
+std::vector<TokenValue> values_of(const PrefixCache& prefix, TokenSpan tokens) {
+    std::vector<TokenValue> values;
+    values.reserve(tokens.size());
+    for (const Token token : tokens) {
+        values.push_back(is_digest(token) ? TokenValue(prefix.digests().bytes(token)) : TokenValue(token));
+    }
+    return values;
+}
+
+NodeSnapshot snapshot_of(const ManagerState& state, NodeId node) {
+    const PrefixCache& prefix = state.prefix;
+    NodeSnapshot out;
+    out.scope = prefix.scope_of(node);
+    out.ordinal = prefix.ordinal(node);
+    out.tokens = values_of(prefix, prefix.tokens(node));
+    out.marks = prefix.marks(node);
+    for (std::size_t i = 0; i < state.context.num_life_cycles(); ++i) {
+        const auto id = make_id<LifeCycleId>(i);
+        const SlotId slot = prefix.page(node, id);
+        std::optional<NodeSnapshot::Page>& page = out.pages.emplace_back();
+        if (slot != kBadSlot) {
+            page = {slot.value(), prefix.coverage(node, id), prefix.refs(id, slot), prefix.priority(id, slot),
+                    prefix.plans(id, slot)};
+        }
+        out.tails.push_back(prefix.tails(node, id));
+    }
+    return out;
+}
+
 CacheSnapshot snapshot_of(const ManagerState& state, CacheHandle handle, const KvCache& cache) {
     CacheSnapshot out;
     out.handle = handle;
     out.status = cache.status;
+    out.committed = cache.committed;
     out.history = cache.history;
     out.capacity = cache.capacity;
     out.beam_width = cache.beam_width;
     out.commit_allowed = cache.commit_allowed;
+    out.scope = cache.scope;
+    out.tail = values_of(state.prefix, cache.tail.tokens());
+    out.divergence = cache.divergence;
+    out.hybrid = cache.hybrid;
     for (std::size_t i = 0; i < state.context.num_life_cycles(); ++i) {
         out.slots.emplace_back();
         out.scratch.push_back(cache.scratch.empty() ? std::vector<std::int32_t>{} : entries(cache.scratch[i].slots));
@@ -23,6 +57,7 @@ CacheSnapshot snapshot_of(const ManagerState& state, CacheHandle handle, const K
             continue;
         }
         out.ssm.emplace_back();
+        out.ssm_source.push_back(cache.state_source.value());
         for (std::int32_t beam = 0; beam < cache.beam_width; ++beam) {
             const BlockTable& state_slot = cache.table(i, beam);
             out.ssm.back().push_back((state_slot.size() > 0 ? state_slot[0] : kBadSlot).value());
@@ -46,6 +81,15 @@ ManagerSnapshot take_snapshot(const ManagerState& state) {
     }
     state.slab.for_each(
         [&](CacheHandle handle, const KvCache& cache) { out.caches.push_back(snapshot_of(state, handle, cache)); });
+    for (const NodeId node : state.prefix.nodes_in_order()) {
+        out.tree.push_back(snapshot_of(state, node));
+    }
+    for (std::size_t group = 0; group < state.layout.pool_groups.size(); ++group) {
+        std::vector<QueuedSnapshot>& queue = out.queues.emplace_back();
+        for (const PrefixCache::Queued& page : state.prefix.queue_in_order(make_id<PoolGroupId>(group))) {
+            queue.push_back({page.priority, page.victim_class, page.slot.value()});
+        }
+    }
     return out;
 }
 

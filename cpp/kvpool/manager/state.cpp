@@ -10,13 +10,18 @@ namespace kvpool {
 
 ManagerState::ManagerState(const ManagerConfig& config, std::string_view device_name)
     : layout(build_layout(config)),
-      context{&layout, config.scratch_max_rewind_len, config.commit_min_snapshot},
+      context(layout, config.scratch_max_rewind_len, config.commit_min_snapshot),
       max_util_for_resume(Decimal::from_double(config.max_util_for_resume)),
       device(make_device(device_name)),
       pool_plan(plan_pools(layout, config, device->granularity())),
-      tier_memory(std::make_unique<Tier>(*device, layout, pool_plan.counts, pool_plan.grain)),
+      tier_memory(std::make_unique<Tier>(*device, journal, layout, pool_plan.counts, pool_plan.grain)),
       tier(*tier_memory),
-      transaction(*device, tier) {
+      prefix_memory(std::make_unique<PrefixCache>(layout, ReuseRules::make(layout, config), tier, journal)),
+      prefix(*prefix_memory),
+      transaction(*device, layout, tier, prefix, journal),
+      committer(*this),
+      first_resume(*this) {
+    context.prefix = &prefix;
     for (std::size_t group = 0; group < layout.pool_groups.size(); ++group) {
         const auto life_cycles = static_cast<std::int64_t>(layout.pool_groups[group].life_cycles.size());
         most_blocks_that_always_fit =
@@ -38,11 +43,15 @@ void ManagerState::require(const KvCache& cache, CacheStatus status, const char*
     }
 }
 
-void ManagerState::check_place(const KvCache& cache, std::int64_t life_cycle, std::int64_t beam) const {
+void ManagerState::check_life_cycle(std::int64_t life_cycle) const {
     if (life_cycle < 0 || life_cycle >= static_cast<std::int64_t>(context.num_life_cycles())) {
         throw UnknownBufferError("layer group " + std::to_string(life_cycle) + " is unknown; there are " +
                                  std::to_string(context.num_life_cycles()));
     }
+}
+
+void ManagerState::check_place(const KvCache& cache, std::int64_t life_cycle, std::int64_t beam) const {
+    check_life_cycle(life_cycle);
     if (beam < 0 || beam >= cache.beam_width) {
         throw ArgumentError("beam " + std::to_string(beam) + ": must be from 0 to " +
                             std::to_string(cache.beam_width - 1));
@@ -59,11 +68,30 @@ std::string ManagerState::describe_group(std::size_t group) const {
     return text + ")";
 }
 
-void ManagerState::release_pages(PoolGroupId group, BlockTable& pages, HalfOpenRange blocks) {
+SlotId ManagerState::page_of(const KvCache& cache, std::size_t life_cycle, std::int64_t ordinal) const noexcept {
+    if (ordinal < 0 || ordinal >= context.num_blocks(cache)) {
+        return kBadSlot;
+    }
+    const BlockTable& table = cache.table(life_cycle, 0);
+    if (!layout.life_cycles[life_cycle].key.is_ssm) {
+        return table[ordinal];
+    }
+    return cache.was_resumed ? table[0] : cache.state_source;
+}
+
+void ManagerState::release_pages(std::size_t life_cycle, BlockTable& pages, HalfOpenRange blocks) {
     for (std::int64_t ordinal = blocks.beg; ordinal < blocks.end; ++ordinal) {
         if (pages[ordinal] != kBadSlot) {
-            transaction.release(group, pages, ordinal);
+            transaction.release(make_id<LifeCycleId>(life_cycle), pages, ordinal);
         }
+    }
+}
+
+void ManagerState::settle(const KvCache& cache) {
+    if (cache.was_resumed) {
+        transaction.settle(cache.stream);
+    } else {
+        transaction.settle_unused();
     }
 }
 
@@ -73,7 +101,7 @@ void ManagerState::release_scratch(KvCache& cache, std::size_t life_cycle, std::
     }
     BlockTable& slots = cache.scratch[life_cycle].slots;
     for (std::int64_t i = slots.size(); i-- > keep;) {
-        transaction.release(group_of(life_cycle), slots, i);
+        transaction.release(make_id<LifeCycleId>(life_cycle), slots, i);
     }
     transaction.resize(slots, keep);
 }

@@ -7,104 +7,124 @@
 namespace kvpool {
 namespace {
 
-// Ready event of slots that the transaction at work has released; no device gives this number to an event.
-constexpr EventId kThisCall{~std::uint64_t{0}};
+// Table changes in the journal: entry and slot in one number.
+std::uint64_t pack(std::int64_t entry, SlotId slot) noexcept {
+    return static_cast<std::uint64_t>(entry) << 32 | static_cast<std::uint32_t>(slot.value());
+}
+
+BlockTable& table_at(void* target) noexcept { return *static_cast<BlockTable*>(target); }
+
+void undo_take(void* target, std::uint64_t packed) {
+    table_at(target).put(static_cast<std::int64_t>(packed >> 32), SlotId(static_cast<std::int32_t>(packed)));
+}
+void undo_put(void* target, std::uint64_t entry) { table_at(target).take(static_cast<std::int64_t>(entry)); }
+void undo_resize(void* target, std::uint64_t size) { table_at(target).resize(static_cast<std::int32_t>(size)); }
+// Lengths and boxes: two int32 in one number.
+std::uint64_t pair_up(std::int32_t first, std::int32_t second) noexcept {
+    return std::uint64_t{static_cast<std::uint32_t>(first)} << 32 | static_cast<std::uint32_t>(second);
+}
+std::int32_t first_of(std::uint64_t pair) noexcept { return static_cast<std::int32_t>(pair >> 32); }
+std::int32_t second_of(std::uint64_t pair) noexcept { return static_cast<std::int32_t>(pair); }
+
+void undo_lengths(void* target, std::uint64_t old) {
+    auto& cache = *static_cast<KvCache*>(target);
+    cache.capacity = first_of(old);
+    cache.history = second_of(old);
+}
+void undo_box_capacity(void* target, std::uint64_t old) {
+    auto& box = *static_cast<LengthBox*>(target);
+    box.capacity_floor = first_of(old);
+    box.capacity_limit = second_of(old);
+}
+void undo_held(void* target, std::uint64_t n) { table_at(target).add_held(-static_cast<std::int32_t>(n)); }
 
 }  // namespace
 
 void Transaction::begin() noexcept {
-    log_.clear();
-    waits_.clear();
-    num_released_ = 0;
-    num_allocated_ = 0;
+    journal_->begin();
+    copies_.clear();
 }
 
-void Transaction::commit() noexcept { log_.clear(); }
+void Transaction::commit() noexcept { journal_->commit(); }
 
-void Transaction::roll_back() {
+void Transaction::roll_back_to(const Savepoint& savepoint) {
     try {
-        while (!log_.empty()) {
-            undo(log_.back());
-            log_.pop_back();
-        }
+        journal_->roll_back_to(savepoint.journal);
     } catch (const Error& error) {
-        throw CorruptedError(error.what());  // a slot was not where the log had put it
+        throw CorruptedError(error.what());  // something was not where the log had put it
     }
+    copies_.resize(savepoint.num_copies);
 }
 
-void Transaction::release(PoolGroupId group, BlockTable& table, std::int64_t i) {
-    const SlotId slot = table[i];
-    log_.push_back({.kind = Kind::released,
-                    .group = group,
-                    .table = &table,
-                    .position = i,
-                    .value = slot.value(),
-                    .ready = tier_->ready_event(group, slot)});
+SlotId Transaction::take(BlockTable& table, std::int64_t i) {
+    journal_->note(&undo_take, &table, pack(i, table[i]));
+    return table.take(i);
+}
+
+void Transaction::put(BlockTable& table, std::int64_t i, SlotId slot) {
+    journal_->note(&undo_put, &table, static_cast<std::uint64_t>(i));
+    table.put(i, slot);
+}
+
+void Transaction::release(LifeCycleId life_cycle, BlockTable& table, std::int64_t i) {
     try {
-        tier_->release(group, slot, kThisCall);
+        prefix_->release(life_cycle, take(table, i));
     } catch (const LogicError& error) {
-        log_.pop_back();
         throw CorruptedError(error.what());  // the table named a slot that it does not own
     }
-    table.take(i);
-    ++num_released_;
 }
 
-SlotId Transaction::allocate(PoolGroupId group, BlockTable& table, std::int64_t i) {
-    log_.push_back({.kind = Kind::allocated, .group = group, .table = &table, .position = i});
-    SlotId slot;
+SlotId Transaction::allocate(LifeCycleId life_cycle, std::int32_t priority) {
     try {
-        waits_.push_back(kCompleteEvent);
-        slot = tier_->allocate(group);
+        const SlotId slot = tier_->allocate(group_of(life_cycle));
+        prefix_->new_page(life_cycle, slot, priority);
+        return slot;
     } catch (const OutOfPagesError& error) {
-        log_.pop_back();
         throw CorruptedError(error.what());  // the plan has counted the free slots
-    } catch (...) {
-        log_.pop_back();
-        throw;
     }
-    const EventId ready = tier_->ready_event(group, slot);
-    if (ready == kCompleteEvent || ready == kThisCall) {
-        waits_.pop_back();
-    } else {
-        waits_.back() = ready;
-    }
-    table.put(i, slot);
-    ++num_allocated_;
+}
+
+SlotId Transaction::allocate(LifeCycleId life_cycle, BlockTable& table, std::int64_t i, std::int32_t priority) {
+    const SlotId slot = allocate(life_cycle, priority);
+    put(table, i, slot);
     return slot;
 }
 
+void Transaction::adopt(LifeCycleId life_cycle, BlockTable& table, std::int64_t i, SlotId slot, std::int32_t priority) {
+    prefix_->adopt(life_cycle, slot, priority);
+    put(table, i, slot);
+}
+
+void Transaction::adopt(LifeCycleId life_cycle, SlotId& owner, SlotId slot, std::int32_t priority) {
+    prefix_->adopt(life_cycle, slot, priority);
+    journal_->set(owner, slot);
+}
+
 void Transaction::resize(BlockTable& table, std::int64_t size) {
-    if (size == table.size()) {
-        return;
-    }
-    log_.push_back({.kind = Kind::resized, .table = &table, .position = table.size()});
-    try {
-        table.resize(static_cast<std::int32_t>(size));
-    } catch (...) {
-        log_.pop_back();
-        throw;
+    if (size != table.size()) {
+        journal_->note(&undo_resize, &table, static_cast<std::uint64_t>(table.size()));
+        table.resize(static_cast<std::int32_t>(size));  // if it fails, nothing has changed and the undo does nothing
     }
 }
 
 void Transaction::add_held(BlockTable& table, std::int64_t n) {
     if (n != 0) {
-        log_.push_back({.kind = Kind::held, .table = &table, .position = n});
+        journal_->note(&undo_held, &table, static_cast<std::uint64_t>(n));
         table.add_held(static_cast<std::int32_t>(n));
     }
 }
 
 void Transaction::set_scratch(ScratchBlocks& scratch, HalfOpenRange blocks) {
     if (scratch.blocks != blocks) {
-        log_.push_back(
-            {.kind = Kind::scratch, .scratch = &scratch, .position = scratch.blocks.beg, .value = scratch.blocks.end});
-        scratch.blocks = blocks;
+        journal_->set(scratch.blocks.beg, blocks.beg);
+        journal_->set(scratch.blocks.end, blocks.end);
     }
 }
 
 void Transaction::set_lengths(KvCache& cache, Lengths lengths, const LengthBox& box) {
-    log_.push_back(
-        {.kind = Kind::lengths, .cache = &cache, .position = cache.capacity, .value = cache.history, .box = cache.box});
+    journal_->note(&undo_lengths, &cache, pair_up(cache.capacity, cache.history));
+    journal_->note(&undo_box_capacity, &cache.box, pair_up(cache.box.capacity_floor, cache.box.capacity_limit));
+    journal_->save(cache.box.history_limit);
     cache.capacity = static_cast<std::int32_t>(lengths.capacity);
     cache.history = static_cast<std::int32_t>(lengths.history);
     cache.box = box;
@@ -114,86 +134,56 @@ void Transaction::rebind(KvCache& cache, StreamId stream) {
     if (cache.has_stream && cache.stream == stream) {
         return;
     }
-    log_.push_back(
-        {.kind = Kind::stream, .had_stream = cache.has_stream, .cache = &cache, .position = cache.stream.value()});
-    try {
-        if (cache.has_stream) {
-            device_->wait(stream, device_->record(cache.stream));
-        }
-    } catch (...) {
-        log_.pop_back();
-        throw;
+    if (cache.has_stream) {
+        device_->wait(stream, device_->record(cache.stream));
     }
-    cache.stream = stream;
-    cache.has_stream = true;
+    journal_->set(cache.stream, stream);
+    journal_->set(cache.has_stream, true);
 }
 
-void Transaction::wait_for_slots(StreamId stream) {
-    std::sort(waits_.begin(), waits_.end());
-    waits_.erase(std::unique(waits_.begin(), waits_.end()), waits_.end());
+bool Transaction::collides(std::size_t begin, std::size_t end) const noexcept {
+    const SlotCopy& next = copies_[end];
+    return std::any_of(copies_.begin() + static_cast<std::ptrdiff_t>(begin),
+                       copies_.begin() + static_cast<std::ptrdiff_t>(end), [&](const SlotCopy& earlier) {
+                           return earlier.group == next.group &&
+                                  (earlier.destination == next.destination || earlier.source == next.destination ||
+                                   earlier.destination == next.source);
+                       });
+}
+
+void Transaction::make_copies(StreamId stream) {
+    std::size_t begin = 0;
+    tasks_.clear();
+    for (std::size_t i = 0; i < copies_.size(); ++i) {
+        if (collides(begin, i)) {
+            device_->copy(stream, tasks_);
+            tasks_.clear();
+            begin = i;
+        }
+        tier_->append_slot_copy(copies_[i].group, copies_[i].destination, copies_[i].source, tasks_);
+    }
+    if (!tasks_.empty()) {
+        device_->copy(stream, tasks_);
+    }
+}
+
+EventId Transaction::settle(StreamId stream, bool with_handed_out) {
+    waits_.clear();
+    tier_->events_to_wait_for(stream, waits_);
     for (const EventId event : waits_) {
         device_->wait(stream, event);
     }
-}
-
-void Transaction::set_ready_events(EventId event) noexcept {
-    for (const Entry& entry : log_) {
-        if (entry.kind == Kind::released) {
-            tier_->set_ready_event(entry.group, SlotId(static_cast<std::int32_t>(entry.value)), event);
-        }
-    }
-}
-
-void Transaction::settle(StreamId stream) {
-    const EventId event = num_released_ != 0 ? device_->record(stream) : kCompleteEvent;
-    wait_for_slots(stream);
-    if (num_released_ != 0) {
-        set_ready_events(event);
-    }
-}
-
-EventId Transaction::settle_with_event(StreamId stream) {
-    wait_for_slots(stream);
-    if (num_released_ == 0 && num_allocated_ == 0) {
-        return kCompleteEvent;
-    }
-    const EventId event = device_->record(stream);
-    set_ready_events(event);
+    make_copies(stream);
+    const bool has_event = tier_->has_finished() || (with_handed_out && tier_->has_handed_out());
+    const EventId event = has_event ? device_->record(stream) : kCompleteEvent;
+    tier_->settle(stream, event);
     return event;
 }
 
-void Transaction::undo(const Entry& entry) {
-    switch (entry.kind) {
-        case Kind::released: {
-            const SlotId slot(static_cast<std::int32_t>(entry.value));
-            tier_->reoccupy(entry.group, slot, entry.ready);
-            entry.table->put(entry.position, slot);
-            return;
-        }
-        case Kind::allocated: {
-            const SlotId slot = entry.table->take(entry.position);
-            tier_->release(entry.group, slot, tier_->ready_event(entry.group, slot));
-            return;
-        }
-        case Kind::resized:
-            entry.table->resize(static_cast<std::int32_t>(entry.position));
-            return;
-        case Kind::held:
-            entry.table->add_held(-static_cast<std::int32_t>(entry.position));
-            return;
-        case Kind::scratch:
-            entry.scratch->blocks = {entry.position, entry.value};
-            return;
-        case Kind::lengths:
-            entry.cache->capacity = static_cast<std::int32_t>(entry.position);
-            entry.cache->history = static_cast<std::int32_t>(entry.value);
-            entry.cache->box = entry.box;
-            return;
-        case Kind::stream:
-            entry.cache->stream = StreamId(entry.position);
-            entry.cache->has_stream = entry.had_stream;
-            return;
-    }
-}
+void Transaction::settle(StreamId stream) { static_cast<void>(settle(stream, false)); }
+
+EventId Transaction::settle_with_event(StreamId stream) { return settle(stream, true); }
+
+void Transaction::settle_unused() { tier_->settle(kOwnStream, kCompleteEvent); }
 
 }  // namespace kvpool

@@ -1,18 +1,22 @@
-// Applies changes to slots, tables and lengths so that a failing device call takes all of them back.
+// Applies changes to slots, pages, tables and lengths so that a failing device call takes all of them back.
 //
-// Use: begin(); changes; settle(); commit(). Whoever catches an error between calls roll_back(), which restores slots, ready
-// events, tables, lengths and streams, newest change first. Slot ids come back exactly (SlotAllocator's undo promise).
-// Device calls are made by rebind(), follow() and settle() alone: one wait per distinct ready event of the slots handed out,
-// and at most one event behind all former work of the stream. Slots released and handed out again in one transaction need
-// no wait: the stream is the same.
-// Memory: the log keeps its capacity, so a steady state allocates nothing. Not thread safe: used under the manager's lock.
+// Use: begin(); changes; settle(); commit(). Whoever catches an error between calls roll_back(), which restores everything that
+// went through the manager's journal, newest change first. Slot ids come back exactly (SlotAllocator's undo promise).
+// Device calls are made by rebind() and settle() alone, in this order: the hand-over from the old stream; one wait per distinct
+// ready event of the slots handed out and of others' pages that are used from now on (but for those of the very same stream);
+// the copies; at most one event behind all of it, which becomes the ready event of what was released or linked.
+// Copies: in the order noted, in as few batches as possible: one begins anew where a slot would be written that the batch reads
+// or writes already, or read that it writes.
+// Memory: logs keep their capacity, so a steady state allocates nothing. Not thread safe: used under the manager's lock.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "kvpool/core/ids.hpp"
+#include "kvpool/core/journal.hpp"
 #include "kvpool/device/device.hpp"
+#include "kvpool/page/prefix_cache.hpp"
 #include "kvpool/sequence/kv_cache.hpp"
 #include "kvpool/storage/tier.hpp"
 
@@ -20,58 +24,94 @@ namespace kvpool {
 
 class Transaction {
 public:
-    Transaction(Device& device, Tier& tier) noexcept : device_(&device), tier_(&tier) {}
+    Transaction(Device& device, const Layout& layout, Tier& tier, PrefixCache& prefix, Journal& journal)
+        : device_(&device), layout_(&layout), tier_(&tier), prefix_(&prefix), journal_(&journal) {}
+
+    struct Savepoint {
+        Journal::Savepoint journal;
+        std::size_t num_copies;
+    };
 
     void begin() noexcept;
     // Ends the transaction; the log is forgotten.
     void commit() noexcept;
     // CorruptedError if the state is not the one the log left.
-    void roll_back();
+    void roll_back() { roll_back_to({{0}, 0}); }
+    [[nodiscard]] Savepoint savepoint() const noexcept { return {journal_->savepoint(), copies_.size()}; }
+    // Takes part of the transaction back.
+    void roll_back_to(const Savepoint& savepoint);
+    [[nodiscard]] Journal& journal() noexcept { return *journal_; }
 
-    // Takes the slot of entry i out of the table and frees it.
-    void release(PoolGroupId group, BlockTable& table, std::int64_t i);
-    // Puts the lowest free slot of the group into entry i, which has none. The caller has counted: it must be there.
-    SlotId allocate(PoolGroupId group, BlockTable& table, std::int64_t i);
+    // Takes the page of entry i out of the table and lets go of it.
+    void release(LifeCycleId life_cycle, BlockTable& table, std::int64_t i);
+    // Puts the lowest free slot of the group into entry i, which has none, as a page of this cache alone. The caller has made room.
+    SlotId allocate(LifeCycleId life_cycle, BlockTable& table, std::int64_t i, std::int32_t priority);
+    // The same without a table: the caller installs the page and releases it.
+    SlotId allocate(LifeCycleId life_cycle, std::int32_t priority);
+    // Takes a linked page as entry i, which has none, without a use yet: use() says when.
+    void adopt(LifeCycleId life_cycle, BlockTable& table, std::int64_t i, SlotId slot, std::int32_t priority);
+    // Takes a linked page without a table.
+    void adopt(LifeCycleId life_cycle, SlotId& owner, SlotId slot, std::int32_t priority);
+    // The stream starts to use a page that another one may still write.
+    void use(LifeCycleId life_cycle, SlotId slot) { tier_->borrow(group_of(life_cycle), slot); }
+    // Puts a slot that the cache owns already into entry i, or takes it out.
+    void put(BlockTable& table, std::int64_t i, SlotId slot);
+    SlotId take(BlockTable& table, std::int64_t i);
+    // Evicts until so many slots are free.
+    void make_room(PoolGroupId group, std::int64_t wanted) {
+        if (wanted > tier_->free(group)) {
+            prefix_->make_room(group, wanted);
+        }
+    }
+
     // Cut entries have no slots.
     void resize(BlockTable& table, std::int64_t size);
     void add_held(BlockTable& table, std::int64_t n);
     void set_scratch(ScratchBlocks& scratch, HalfOpenRange blocks);
     void set_lengths(KvCache& cache, Lengths lengths, const LengthBox& box);
+    template <class T>
+    void set(T& field, std::type_identity_t<T> value) {
+        journal_->set(field, value);
+    }
     // Moves the cache to another stream, which from now on runs after all that the old one has queued. A cache without a
     // stream just takes it.
     void rebind(KvCache& cache, StreamId stream);
+    // The bytes of `source` go to `destination`, in all pools of the group.
+    void copy(LifeCycleId life_cycle, SlotId destination, SlotId source) {
+        copies_.push_back({group_of(life_cycle), destination, source});
+    }
 
-    // If slots were released, records the event that they are usable after; then makes `stream` wait for the slots handed out.
+    // Device calls of the transaction; an event if anything was released or linked.
     void settle(StreamId stream);
-    // The other way round, and with an event also if slots were only handed out: it is the moment from which other streams
-    // may use them. The event; 0 if no slot was moved.
+    // With an event also if slots were only handed out: it is the moment from which other streams may use them. The event; 0
+    // if no slot was moved.
     EventId settle_with_event(StreamId stream);
+    // Without device calls: for a cache whose pages no stream has ever used.
+    void settle_unused();
 
 private:
-    enum class Kind : std::uint8_t { released, allocated, resized, held, scratch, lengths, stream };
-    struct Entry {
-        Kind kind;
-        bool had_stream = false;      // stream
-        PoolGroupId group{0};         // released, allocated
-        BlockTable* table = nullptr;  // released, allocated, resized, held
-        ScratchBlocks* scratch = nullptr;
-        KvCache* cache = nullptr;        // lengths, stream
-        std::int64_t position = 0;       // entry, former size, number held, former first block, capacity or stream
-        std::int64_t value = 0;          // slot, former end block or history
-        EventId ready = kCompleteEvent;  // released: the slot's former ready event
-        LengthBox box{};                 // lengths
+    struct SlotCopy {
+        PoolGroupId group;
+        SlotId destination;
+        SlotId source;
     };
 
-    void undo(const Entry& entry);
-    void wait_for_slots(StreamId stream);
-    void set_ready_events(EventId event) noexcept;
+    [[nodiscard]] PoolGroupId group_of(LifeCycleId life_cycle) const noexcept {
+        return layout_->life_cycle(life_cycle).pool_group;
+    }
+    EventId settle(StreamId stream, bool with_handed_out);
+    void make_copies(StreamId stream);
+    // Whether the copy can not be made together with copies_[begin, end).
+    [[nodiscard]] bool collides(std::size_t begin, std::size_t end) const noexcept;
 
     Device* device_;
+    const Layout* layout_;
     Tier* tier_;
-    std::vector<Entry> log_;
-    std::vector<EventId> waits_;  // of slots handed out, with repetitions
-    std::int64_t num_released_ = 0;
-    std::int64_t num_allocated_ = 0;
+    PrefixCache* prefix_;
+    Journal* journal_;
+    std::vector<SlotCopy> copies_;
+    std::vector<CopyTask> tasks_;
+    std::vector<EventId> waits_;
 };
 
 }  // namespace kvpool

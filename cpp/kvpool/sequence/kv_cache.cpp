@@ -9,7 +9,13 @@ namespace kvpool {
 void KvCache::open(std::size_t num_life_cycles, bool scratch_on, std::uint32_t new_generation) {
     tables.resize(num_life_cycles);
     scratch.resize(scratch_on ? num_life_cycles : 0);
-    capacity = history = 0;
+    capacity = history = committed = committed_blocks = 0;
+    matched = divergence = hybrid = 0;
+    last_node = kNoNode;
+    state_source = kBadSlot;
+    prompt_length = 0;
+    scope = {};
+    was_resumed = text_only = false;
     row = -1;
     table_serial = 0;
     stream = kOwnStream;
@@ -18,7 +24,7 @@ void KvCache::open(std::size_t num_life_cycles, bool scratch_on, std::uint32_t n
     has_stream = false;
     commit_allowed = true;
     scratch_enabled = scratch_on;
-    has_state = false;
+    box = {};
     last_generation = new_generation;
     generation.store(new_generation, std::memory_order_release);
 }
@@ -31,30 +37,52 @@ void KvCache::end() noexcept {
     tables.shrink_to_fit();
     scratch.clear();
     scratch.shrink_to_fit();
+    tail.reset();
+    priorities.clear();
+    priorities.shrink_to_fit();
+    optional.clear();
+    optional.shrink_to_fit();
+}
+
+SequenceContext::SequenceContext(const Layout& layout_of_manager, std::optional<std::int64_t> rewind, bool min_snapshot)
+    : layout(&layout_of_manager), scratch_rewind(rewind), commit_min_snapshot(min_snapshot) {
+    const auto is_first_to_close = [&](std::size_t i) {
+        const LifeCycleKey& key = layout->life_cycles[i].key;
+        return !key.is_windowed() && !key.optional;
+    };
+    for (std::size_t i = 0; i < num_life_cycles(); ++i) {
+        if (layout->life_cycles[i].key.is_ssm) {
+            state = i;
+        } else {
+            attention.push_back(i);
+        }
+    }
+    close_order = attention;
+    std::stable_partition(close_order.begin(), close_order.end(), is_first_to_close);
 }
 
 std::int64_t SequenceContext::num_blocks(const KvCache& cache) const noexcept {
     return div_up(std::int64_t{cache.capacity}, layout->tokens_per_block);
 }
 
-void SequenceContext::refresh_box(KvCache& cache) const noexcept {
-    cache.box = length_box(*layout, rules(cache), cache.lengths());
-    for (std::size_t i = 0; i < num_life_cycles(); ++i) {
-        if (scratch_blocks(layout->life_cycles[i], rules(cache), cache.lengths()) != cache.scratch_range(i)) {
-            cache.box =
-                LengthBox::nothing();  // scratch was switched off meanwhile: the next change of lengths plans anew
+LengthBox SequenceContext::box_around(const KvCache& cache, Lengths lengths) const noexcept {
+    const LengthRules length_rules = rules(cache);
+    for (std::size_t i = 0; i < cache.scratch.size(); ++i) {
+        if (scratch_blocks(layout->life_cycles[i], length_rules, lengths) != cache.scratch_range(i)) {
+            return LengthBox::
+                nothing();  // switched off or not planned anew meanwhile: the next change of lengths does that
         }
     }
+    return length_box(*layout, length_rules, lengths);
 }
 
-std::int64_t SequenceContext::owned(const KvCache& cache, PoolGroupId group) const noexcept {
+std::int64_t SequenceContext::owned_alone(const KvCache& cache, PoolGroupId group) const noexcept {
     std::int64_t sum = 0;
-    for (const LifeCycleId life_cycle : layout->pool_group(group).life_cycles) {
-        for (std::int32_t beam = 0; beam < cache.beam_width; ++beam) {
-            sum += cache.table(life_cycle.index(), beam).count();
+    for_each_slot(cache, [&](LifeCycleId life_cycle, SlotId slot) {
+        if (layout->life_cycle(life_cycle).pool_group == group && prefix->refs(life_cycle, slot) == 1) {
+            ++sum;
         }
-        sum += cache.scratch_count(life_cycle.index());
-    }
+    });
     return sum;
 }
 

@@ -26,6 +26,16 @@ void narrow_to_scratch(const LifeCycleKey& key, std::int64_t tpb, std::int64_t r
     }
 }
 
+void set_newly_stale(const LifeCycle& life_cycle, const LengthRules& rules, const LengthState& before,
+                     HalfOpenRange stale, LifeCyclePlan& plan) noexcept {
+    const std::int64_t tpb = rules.tokens_per_block;
+    const HalfOpenRange stale_before = stale_range(life_cycle.key, tpb, before.lengths.history);
+    const HalfOpenRange newly{std::max(stale_before.end, stale.beg),
+                              std::min(div_up(before.lengths.capacity, tpb), stale.end)};
+    plan.retired = {newly.beg, std::min(newly.end, before.first_held)};
+    plan.held = {std::max(newly.beg, before.first_held), newly.end};
+}
+
 }  // namespace
 
 void RangeList::append_without(HalfOpenRange range, HalfOpenRange first, HalfOpenRange second) noexcept {
@@ -56,10 +66,10 @@ HalfOpenRange scratch_blocks(const LifeCycle& life_cycle, const LengthRules& rul
                          *rules.scratch_rewind);
 }
 
-LifeCyclePlan plan_life_cycle(const LifeCycle& life_cycle, const LengthRules& rules, Lengths before,
-                              HalfOpenRange scratch_before, Lengths after) noexcept {
+LifeCyclePlan plan_life_cycle(const LifeCycle& life_cycle, const LengthRules& rules, const LengthState& before,
+                              Lengths after) noexcept {
     const std::int64_t tpb = rules.tokens_per_block;
-    const std::int64_t old_blocks = div_up(before.capacity, tpb);
+    const std::int64_t old_blocks = div_up(before.lengths.capacity, tpb);
     const std::int64_t new_blocks = div_up(after.capacity, tpb);
     LifeCyclePlan plan;
     if (life_cycle.key.is_ssm) {
@@ -71,17 +81,33 @@ LifeCyclePlan plan_life_cycle(const LifeCycle& life_cycle, const LengthRules& ru
         plan.allocate.append(added);
         return plan;
     }
-    const HalfOpenRange stale_before = stale_range(life_cycle.key, tpb, before.history);
     const HalfOpenRange stale = stale_range(life_cycle.key, tpb, after.history);
-    plan.newly_stale = {std::max(stale_before.end, stale.beg), std::min(old_blocks, stale.end)};
+    set_newly_stale(life_cycle, rules, before, stale, plan);
     const HalfOpenRange scratch = scratch_blocks(life_cycle, rules, after);
     plan.scratch = scratch;
     plan.scratch_slots = scratch.empty() ? 0 : ceil_times(scratch.size(), life_cycle.scratch_fraction);
-    if (scratch != scratch_before) {
+    if (scratch != before.scratch) {
         plan.into_scratch = intersect(scratch, {0, old_blocks});
-        plan.allocate.append_without(intersect(scratch_before, {0, new_blocks}), stale, scratch);
+        plan.allocate.append_without(intersect(before.scratch, {0, new_blocks}), stale, scratch);
     }
     plan.allocate.append_without(added, stale, scratch);
+    return plan;
+}
+
+LifeCyclePlan plan_history(const LifeCycle& life_cycle, const LengthRules& rules, const LengthState& before,
+                           std::int64_t history) noexcept {
+    LifeCyclePlan plan;
+    if (!life_cycle.key.is_windowed()) {
+        return plan;
+    }
+    const HalfOpenRange stale = stale_range(life_cycle.key, rules.tokens_per_block, history);
+    set_newly_stale(life_cycle, rules, before, stale, plan);
+    plan.scratch = {std::max(before.scratch.beg, stale.end), before.scratch.end};
+    if (plan.scratch.empty()) {
+        plan.scratch = {};
+    } else {
+        plan.scratch_slots = ceil_times(plan.scratch.size(), life_cycle.scratch_fraction);
+    }
     return plan;
 }
 

@@ -1,13 +1,14 @@
 // What a change of lengths means for one life cycle of one request: pure arithmetic on lengths, no state.
 //
 // Words
-//   newly stale   blocks that had a place before the call and fall behind the window by it
+//   retired       blocks that had a place before the call, fall behind the window by it and give their pages up
+//   held          such blocks whose pages stay, because they may still be committed
 //   into scratch  blocks that existed before and become scratch by it (their pages go)
 //   cut           blocks beyond the new capacity
 //   allocate      blocks that need a page of their own after the call and have none before: new ones, and those that were
 //                 scratch and are no longer
 // Invariants
-//   newly_stale < into_scratch < cut (as ranges, disjoint);  allocate ascending, disjoint, and disjoint from those three
+//   retired < held < into_scratch < cut (as ranges, disjoint);  allocate ascending, disjoint, and disjoint from those four
 //   live = blocks - stale - scratch;  live(new) = live(old) - leaving pages + allocate
 // Costs a fixed number of instructions. May be used by any thread.
 #pragma once
@@ -57,7 +58,8 @@ struct LengthRules {
 };
 
 struct LifeCyclePlan {
-    HalfOpenRange newly_stale;
+    HalfOpenRange retired;
+    HalfOpenRange held;
     HalfOpenRange into_scratch;
     HalfOpenRange cut;
     RangeList allocate;
@@ -69,10 +71,22 @@ struct LifeCyclePlan {
 [[nodiscard]] HalfOpenRange scratch_blocks(const LifeCycle& life_cycle, const LengthRules& rules,
                                            Lengths lengths) noexcept;
 
-// The plan of an attention life cycle; that of an SSM life cycle is empty. `scratch_before`: the blocks that have no page of
-// their own now because they were scratch when the lengths were last set.
-[[nodiscard]] LifeCyclePlan plan_life_cycle(const LifeCycle& life_cycle, const LengthRules& rules, Lengths before,
-                                            HalfOpenRange scratch_before, Lengths after) noexcept;
+// What a request has before the call.
+struct LengthState {
+    Lengths lengths{};
+    HalfOpenRange
+        scratch{};  // blocks that have no page of their own because they were scratch when the lengths were last set
+    std::int64_t first_held = kHuge;  // first block whose page stays when it falls behind the window
+};
+
+// The plan of an attention life cycle; that of an SSM life cycle is empty.
+[[nodiscard]] LifeCyclePlan plan_life_cycle(const LifeCycle& life_cycle, const LengthRules& rules,
+                                            const LengthState& before, Lengths after) noexcept;
+
+// The plan for a history that commits have moved. It takes no slots: blocks that were scratch have nothing that could be
+// committed, so those of them that the window still sees stay scratch until the lengths are set anew.
+[[nodiscard]] LifeCyclePlan plan_history(const LifeCycle& life_cycle, const LengthRules& rules,
+                                         const LengthState& before, std::int64_t history) noexcept;
 
 // Lengths that need the very same pages: history in [the present one, history_limit], capacity in
 // (capacity_floor, capacity_limit]. What the hot path of a step compares with.

@@ -29,7 +29,7 @@ LifeCycleKey key_of(const LayerConfig& layer, std::int64_t tokens_per_block) {
         if (layer.window || layer.sink_tokens != 0) {
             throw ConfigError(who + ": a state (SSM) layer has neither sliding_window_size nor num_sink_tokens");
         }
-        return {.is_ssm = true, .window = LifeCycleKey::kFull, .sink_blocks = 0};
+        return {.is_ssm = true, .window = LifeCycleKey::kFull, .sink_blocks = 0, .optional = false};
     }
     if (layer.window) {
         check_size(who + ": sliding_window_size", *layer.window);
@@ -40,7 +40,8 @@ LifeCycleKey key_of(const LayerConfig& layer, std::int64_t tokens_per_block) {
     }
     return {.is_ssm = false,
             .window = layer.window.value_or(LifeCycleKey::kFull),
-            .sink_blocks = div_up(layer.sink_tokens, tokens_per_block)};
+            .sink_blocks = div_up(layer.sink_tokens, tokens_per_block),
+            .optional = layer.optional};
 }
 
 std::int64_t expansion_of(const LayerConfig& layer, const BufferConfig& buffer, std::int64_t tokens_per_block) {

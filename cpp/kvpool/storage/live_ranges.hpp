@@ -32,13 +32,14 @@ struct HalfOpenRange {
 }
 
 // What makes two layers share a life cycle.  Also its place in the order that breaks ties: attention before SSM, full
-// attention (window -1) before windows, then windows and sink blocks ascending.
+// attention (window -1) before windows, then windows and sink blocks ascending, then those that reuse needs before others.
 struct LifeCycleKey {
     static constexpr std::int64_t kFull = -1;
 
     bool is_ssm = false;
     std::int64_t window = kFull;  // tokens, or kFull; kFull for SSM
     std::int64_t sink_blocks = 0;
+    bool optional = false;  // a prefix match does not need its pages
 
     [[nodiscard]] constexpr bool is_windowed() const noexcept { return window != kFull; }
     friend constexpr auto operator<=>(const LifeCycleKey&, const LifeCycleKey&) noexcept = default;

@@ -16,7 +16,7 @@ Help = typer.Option
 
 def replay(
     trace: Annotated[Path | None, Help(help="Mooncake .jsonl or Azure .csv file.")] = None,
-    workload: Annotated[str | None, Help(help="1k1k (default), 1k8k or 8k1k: prompt and output tokens.")] = None,
+    workload: Annotated[str | None, Help(help="1k1k (default), 1k8k, 8k1k, multiturn or agent.")] = None,
     model: Annotated[str, Help(help="Preset name, Hugging Face id, or the path of a config.json.")] = "gpt-oss-120b",
     memory: Annotated[str, Help(help="KV quota of one rank, without weights.")] = "80GiB",
     arms: Annotated[str | None, Help(help="Comma-separated: v2cpp, v2py. Default: all that exist.")] = None,
@@ -29,14 +29,14 @@ def replay(
     max_batch_size: Annotated[int, Help(help="Requests that run at once.")] = 256,
     max_num_tokens: Annotated[int, Help(help="Tokens computed in one step.")] = 8192,
     max_seq_len: Annotated[int | None, Help(help="Default: the model's maximum.")] = None,
-    reuse: Annotated[bool | None, Help("--reuse/--no-reuse", help="Prefix reuse; not built yet.")] = None,
+    reuse: Annotated[bool, Help("--reuse/--no-reuse", help="Match and commit prefixes.")] = True,
     policy: Annotated[str, Help(help="auto (max_utilization for V2) or max_utilization.")] = "auto",
     host_memory: Annotated[str, Help(help="Host tier; not built yet.")] = "0",
     pool_sizing: Annotated[str, Help(help="planned; elastic is not built yet.")] = "planned",
     tp: Annotated[int, Help(help="Tensor-parallel ranks; the replay is one rank's.")] = 1,
     gpu: Annotated[str, Help(help="Constants of the step model: h100, h200, b200 or gb200.")] = "b200",
     repeat: Annotated[int, Help(help="Runs of each arm; manager times are medians over them.")] = 1,
-    seed: Annotated[int, Help(help="Of arrival gaps and token ids.")] = 0,
+    seed: Annotated[int, Help(help="Of arrival gaps, workloads and token ids.")] = 0,
     inject_corruption: Annotated[bool, Help("--inject-corruption", help="Flip one stamped byte; must exit 1.")] = False,
     json: Annotated[Path | None, Help(help="Write the result as JSON.")] = None,
     requests: Annotated[Path | None, Help(help="Write a JSON line per arm and request.")] = None,
@@ -111,6 +111,7 @@ def _print(outcome: ReplayOutcome) -> None:
         "TTFT ms, mean / p50 / p99": [_spread(a.ttft_ms.mean, a.ttft_ms.p50, a.ttft_ms.p99) for a in arms.values()],
         "TPOT ms, mean / p50 / p99": [_spread(a.tpot_ms.mean, a.tpot_ms.p50, a.tpot_ms.p99) for a in arms.values()],
         "batch, mean / peak": [f"{a.batch.mean:,.1f} / {a.batch.peak:,}" for a in arms.values()],
+        "prompt tokens reused": [_share(a.reused_tokens, a.prompt_tokens) for a in arms.values()],
         "recompute pauses (tokens)": [f"{a.recompute_pauses:,} ({a.recomputed_tokens:,})" for a in arms.values()],
         "manager µs/step, p50 / p99": [
             _spread(a.manager_us_per_step.p50, a.manager_us_per_step.p99) for a in arms.values()
@@ -127,6 +128,10 @@ def _print(outcome: ReplayOutcome) -> None:
 
 def _number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} ({100 * part / whole:.2f} %)" if whole else "-"
 
 
 def _spread(*values: float | None) -> str:

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, Field
 
 from kvpool import __version__
@@ -161,6 +162,72 @@ def _decode(context: int, requests: int = 256, steps: int = 256) -> Callable[[st
     return run
 
 
+def _with_room(manager: KVCacheManager, tokens: int, prompt: npt.NDArray[np.int32] | None = None) -> KVCache:
+    """A cache that may commit, with the prompt's match if one is given."""
+    cache = manager.create_kv_cache(None, prompt)
+    if not (cache.resume(None) and cache.resize(tokens)):
+        raise RuntimeError("the benchmark's own manager is too small")
+    return cache
+
+
+def _computed(manager: KVCacheManager, prompt: npt.NDArray[np.int32]) -> KVCache:
+    """A cache that has matched what it could and committed the rest."""
+    cache = _with_room(manager, len(prompt), prompt)
+    cache.commit(prompt[cache.num_committed_tokens :])
+    return cache
+
+
+def _match(backend: str, cached: int = 32_768) -> list[float]:
+    """µs to look up, own and close a cached prompt of ``cached`` tokens with 8 new ones behind."""
+    samples = []
+    draw = np.random.default_rng(0).integers
+    with _manager(backend) as manager:
+        prompt = draw(0, 200_000, cached + 8, np.int32)
+        _computed(manager, prompt[:cached]).close()
+        for _ in range(25):
+            prompt[cached:] = draw(0, 200_000, 8, np.int32)
+            start = perf_counter_ns()
+            cache = manager.create_kv_cache(None, prompt)
+            cache.close()
+            samples.append((perf_counter_ns() - start) / 1e3)
+            assert cache.num_committed_tokens == cached
+    return samples
+
+
+def _commit(tokens: int) -> Callable[[str], list[float]]:
+    """µs to commit ``tokens`` new tokens at once."""
+
+    def run(backend: str) -> list[float]:
+        samples = []
+        draw = np.random.default_rng(0).integers
+        with _manager(backend) as manager:
+            for _ in range(15):
+                cache = _with_room(manager, tokens)
+                prompt = draw(0, 200_000, tokens, np.int32)
+                start = perf_counter_ns()
+                cache.commit(prompt)
+                samples.append((perf_counter_ns() - start) / 1e3)
+                cache.close()
+                manager.clear_reusable_blocks()
+        return samples
+
+    return run
+
+
+def _churn(backend: str, tokens: int = 2048, pages: int = 4096) -> list[float]:
+    """µs a new prompt through a pool full of cached pages: look-up, room, commit, close."""
+    samples = []
+    draw = np.random.default_rng(0).integers
+    with _manager(backend, pages) as manager:
+        for number in range(64 + 15 * 16):
+            prompt = draw(0, 200_000, tokens, np.int32)
+            start = perf_counter_ns()
+            _computed(manager, prompt).close()
+            if number >= 64:
+                samples.append((perf_counter_ns() - start) / 1e3)
+    return samples
+
+
 CASES: dict[str, Case] = {
     "a.construct": Case(_construct, "us", {"pages": PAGES}),
     "a.alloc1024": Case(lambda backend: _prompt_cycle(backend)[0], "us/prompt", {"tokens": 1024, "prompts": PROMPTS}),
@@ -168,5 +235,9 @@ CASES: dict[str, Case] = {
     "b.decode256@2k": Case(_decode(2048), "us/step", {"requests": 256, "context": 2048}),
     "b.decode256@32k": Case(_decode(32768), "us/step", {"requests": 256, "context": 32768}),
     "b.decode256@128k": Case(_decode(131072), "us/step", {"requests": 256, "context": 131072}),
+    "c.match32k": Case(_match, "us/prompt", {"tokens": 32_776, "cached": 32_768}),
+    "d.commit1024": Case(_commit(1024), "us", {"tokens": 1024}),
+    "d.commit32768": Case(_commit(32_768), "us", {"tokens": 32_768}),
+    "e.churn2k": Case(_churn, "us/prompt", {"tokens": 2048, "pages": 4096}),
 }
 """Every case by name."""

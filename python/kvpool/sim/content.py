@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from kvpool.sim.pool_stamps import StampField, stamp_fields
 from kvpool.sim.ragged import ragged
-from kvpool.sim.toy_tokens import next_token, prompt_tokens
+from kvpool.sim.toy_tokens import next_token
 
 if TYPE_CHECKING:
     from kvpool.sim.lanes import Lanes, Running
@@ -46,44 +46,41 @@ class Mismatch:
 class ContentCheck:
     """Stamps and checks of one run; ``checks`` and ``errors`` count records."""
 
-    def __init__(self, seed: int, *, inject_corruption: bool = False) -> None:
+    def __init__(self, *, inject_corruption: bool = False) -> None:
         self.checks = 0
         self.errors = 0
         self.first_mismatch: Mismatch | None = None
         self.outputs: dict[int, list[int]] = {}
         """Request index → the tokens that it yielded."""
-        self._seed = seed
         self._corrupt_next_write = inject_corruption
         self._requests: dict[int, Running] = {}  # by row
 
-    def attach(self, manager: KVCacheManager, table: npt.NDArray[np.int32], rows: int, blocks: int) -> None:
-        """The memory to stamp and the page table that leads to it. Called once, by the executor."""
+    def attach(self, manager: KVCacheManager, table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]) -> None:
+        """The memory to stamp, the page table that leads to it, and the token ids [row, position] of running requests.
+
+        Called once, by the executor.
+        """
         self._block = manager.tokens_per_block
         self._table = table
         self._fields = stamp_fields(manager)
-        self._tokens: npt.NDArray[np.int32] = np.zeros((rows, blocks * self._block), np.int32)
+        self._tokens = tokens
+        rows, width = tokens.shape
         self._states = np.full((len(self._fields), rows), -1, np.int32)  # slot of a state group
         # per attention group: sum over its buffers of the hash of each token's stamps, accumulated along the sequence
-        self._sums = [
-            None if fields[0].is_state else np.zeros((rows, blocks * self._block + 1), np.uint64)
-            for fields in self._fields
-        ]
+        self._sums = [None if fields[0].is_state else np.zeros((rows, width + 1), np.uint64) for fields in self._fields]
 
     # called by the executor
 
     def admit(self, request: Running) -> None:
-        """A request got a row: its prompt, and what it had yielded before a pause, are to be computed."""
-        index = request.spec.index
+        """A request got a row: its prompt, and what it had yielded before a pause, are to be computed from its match on."""
         self._requests[request.row] = request
-        outputs = self.outputs.setdefault(index, [])
-        row = self._tokens[request.row]
-        prompt = request.spec.prompt_tokens
-        row[:prompt] = prompt_tokens(request.spec, self._seed)
-        row[prompt : prompt + len(outputs)] = outputs
+        self.outputs.setdefault(request.spec.index, [])
         assert request.cache is not None
         for group, fields in enumerate(self._fields):
             if fields[0].is_state:
                 self._states[group, request.row] = request.cache.get_ssm_block_base_index(group)
+            elif request.done:
+                self._expect(group, request.row, request.done)
 
     def step(self, lanes: Lanes, decode: int, contexts: int) -> None:
         """The step's kernels: read everything back, yield the tokens to feed, write the new stamps."""
@@ -248,6 +245,16 @@ class ContentCheck:
                 field.write(slots[there], offsets[there], tokens[there], positions[there])
                 hashes += field.hash_of_tokens(tokens, positions)
             self._accumulate(group, rows, starts, ends, hashes)
+
+    def _expect(self, group: int, row: int, count: int) -> None:
+        """The first tokens of a row were matched: another request wrote their stamps."""
+        tokens, positions = self._tokens[row, :count], np.arange(count)
+        hashes = np.zeros(count, np.uint64)
+        for field in self._fields[group]:
+            hashes += field.hash_of_tokens(tokens, positions)
+        sums = self._sums[group]
+        assert sums is not None
+        np.cumsum(hashes, out=sums[row, 1 : count + 1])
 
     def _accumulate(
         self,

@@ -5,7 +5,8 @@ The hashed stream is little-endian int32 words, in the order in which things hap
 - per batch call: ``CALL, n, k``; then for its n requests in order the actions, indices, committed, history and capacity
   lengths (five runs of n words) and the outcomes (n words, 1 granted); then k times layer group, row, first block, end
   block of a changed stretch of the page table; then the slot ids of those stretches.
-- per event outside a call: its code, the request's index, its committed, history and capacity lengths.
+- per event outside a call: its code, the request's index, its committed, history and capacity lengths.  An admission's are
+  those of its match.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-CALL, ADMIT, HOLD, WITHDRAW, PAUSE, FINISH, REFUSE = range(101, 108)
-"""Codes of the stream; HOLD: the resume gate refused an admission, WITHDRAW: an admission got nothing and was undone."""
+CALL, ADMIT, HOLD, WITHDRAW, PAUSE, FINISH, REFUSE, DEFER = range(101, 109)
+"""Codes of the stream; HOLD: the resume gate refused an admission, WITHDRAW: an admission got nothing and was undone, DEFER:
+a running request computes the first block that is new in this one."""
 _BUFFER_WORDS = 1 << 18
 
 
@@ -30,10 +32,10 @@ class DecisionDigest:
         self._buffer: npt.NDArray[np.int32] = np.empty(_BUFFER_WORDS, "<i4")
         self._used = 0
 
-    def event(self, code: int, index: int, history: int, capacity: int) -> None:
+    def event(self, code: int, index: int, history: int, capacity: int, committed: int = 0) -> None:
         """Something that happened to one request outside a batch call."""
         at = self._reserve(5)
-        self._buffer[at : at + 5] = (code, index, 0, history, capacity)
+        self._buffer[at : at + 5] = (code, index, committed, history, capacity)
 
     def call(
         self,

@@ -2,17 +2,20 @@
 
 One step, in the convention of the next token:
 
-1. Requests that have arrived join the waiting queue; one longer than ``max_seq_len`` (prompt + output) is refused.
+1. Requests that have arrived join the waiting queue; one longer than ``max_seq_len`` (prompt + output) is refused, and with it
+   those that follow it.
 2. Every decoding request feeds the token that it yielded last: with ``n`` tokens so far its lengths become capacity ``n``,
    history ``n - 1``; it will yield the next one.  At most ``max_num_tokens`` of them, the oldest first.
 3. The rest of the token budget goes to prompts in age order: (capacity, history) = (done + chunk, done).  A waiting request
-   is created, told that nothing will be committed, and resumed, which is the manager's gate; the first that is refused ends
-   the scan, and so does a chunk that leaves its prompt unfinished.  No more than ``max_batch_size`` requests run.
+   is created, which with reuse matches its prompt, and resumed, which is the manager's gate; the first that is refused, or
+   deferred because a running prompt computes its first new block, ends the scan, and so does a chunk that leaves its prompt
+   unfinished.  No more than ``max_batch_size`` requests run.
 4. One batch call grows all of them.  A prompt chunk that does not fit now ends the scan: a request that has got nothing yet
    is closed and waits again, one in the middle of its prompt keeps what it has.  A decoding request that does not fit makes
    the policy's victim pause: closed, its generated tokens kept as a prompt to compute again, first in the waiting queue.
 5. The clock advances by the step model.  The step that completes a prompt of P tokens yields token 1, so a request of O
    tokens ends O - 1 decode steps later, with P + O - 1 tokens written: its last token is never fed.
+6. With reuse, the chunks that have run are committed, and what has ended commits the rest (:mod:`kvpool.sim.paging`).
 
 A chunk is cut to what the pools can hold for that request alone (a window's pages of the chunk and of the history before it
 exist together), so that no chunk can wait for ever.  Decisions depend on the requests and the configuration alone.
@@ -31,12 +34,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpool.sim import digest as codes
+from kvpool.sim.arrivals import Arrivals
 from kvpool.sim.demand import RequestDemand
 from kvpool.sim.digest import DecisionDigest
 from kvpool.sim.lanes import Lanes, Running
-from kvpool.sim.metrics import Counters, PoolSamples
+from kvpool.sim.metrics import CallTime, Counters, PoolSamples
+from kvpool.sim.paging import Paging, PrefixReuse
 from kvpool.sim.policy_max_utilization import next_admission, victim
 from kvpool.sim.requests import TraceRequest
+from kvpool.sim.sequences import Sequences
 from kvpool.sim.step_model import ReadCost, StepModel
 
 if TYPE_CHECKING:
@@ -45,7 +51,10 @@ if TYPE_CHECKING:
 
 
 class ExecutorLoop:
-    """Runs requests, sorted by arrival, over a manager to their end. ``run`` once; the counters are its result."""
+    """Runs requests, sorted by arrival, over a manager to their end. ``run`` once; the counters are its result.
+
+    ``reuse``: prefixes are matched and committed. ``seed``: of token ids. ``content``: stamps and checks real bytes.
+    """
 
     def __init__(
         self,
@@ -57,11 +66,13 @@ class ExecutorLoop:
         max_num_tokens: int,
         step_model: StepModel,
         read_cost: ReadCost,
+        reuse: bool = False,
+        seed: int = 0,
         content: ContentCheck | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self._manager = manager
-        self._requests = requests
+        self._arrivals = Arrivals(requests)
         self._max_seq_len = max_seq_len
         self._max_batch_size = max_batch_size
         self._max_num_tokens = max_num_tokens
@@ -69,6 +80,8 @@ class ExecutorLoop:
         self._read_cost = read_cost
         self._content = content
         self._progress = progress
+        self.on_admit: Callable[[Running, Lanes], None] | None = None
+        """Called with a request that has been admitted and the lanes that run already; for those who watch."""
         self.counters = Counters()
         self.digest = DecisionDigest()
         self.samples = PoolSamples(manager)
@@ -77,44 +90,46 @@ class ExecutorLoop:
         blocks = -(-longest // manager.tokens_per_block)
         size = min(max_batch_size, len(requests))
         self.table: npt.NDArray[np.int32] = np.full((len(manager.layer_grouping), size, blocks), -1, np.int32)
-        self._lanes = Lanes(size)
+        width = blocks * manager.tokens_per_block
+        self._lanes = Lanes(size, width)
         self._free_rows = list(range(size))
         self._waiting: deque[Running] = deque()
-        self._arrived = 0
         self._clock = 0.0
-        self._manager_ns = 0  # of this step
+        self._call_time = CallTime()
         # sums over the decoding lanes, kept up by one a step until the lanes change
         self._counted = -1  # lanes that the sums cover, -1: count again
         self._capacity_sum = 0
         self._capacity_min = 0
         self._steps_to_finish = 0
-        if content is not None:
-            content.attach(manager, self.table, size, blocks)
+        sequences = None
+        if reuse or content is not None:
+            sequences = Sequences(size, width, requests, seed, made_up=content is None)
+        if reuse and sequences is not None:
+            self._paging: Paging = PrefixReuse(manager, self._lanes, self._call_time, sequences)
+        else:
+            self._paging = Paging(manager, self._lanes, self._call_time, sequences)
+        if content is not None and sequences is not None:
+            content.attach(manager, self.table, sequences.rows)
 
     def run(self) -> Counters:
         """Every request to its end."""
         counters = self.counters
         while True:
-            self._arrive()
-            if not self._waiting and not self._lanes.requests:
-                if self._arrived == len(self._requests):
-                    break
-                self._clock = self._requests[self._arrived].arrival
+            for request in self._arrivals.due(self._clock):
+                if self._never_fits(request.spec):
+                    self._refuse(request)
+                else:
+                    self._waiting.append(request)
+            if self._waiting or self._lanes.requests:
+                self._step()
                 continue
-            self._step()
-        counters.makespan = self._clock - (self._requests[0].arrival if self._requests else 0.0)
+            next_time = self._arrivals.next_time()
+            if next_time is None:
+                break
+            self._clock = next_time
+        counters.makespan = self._clock - self._arrivals.first
         self.samples.finish(counters.steps)
         return counters
-
-    def _arrive(self) -> None:
-        requests, clock = self._requests, self._clock
-        while self._arrived < len(requests) and requests[self._arrived].arrival <= clock:
-            request = Running(requests[self._arrived])
-            self._arrived += 1
-            if self._never_fits(request.spec):
-                self._refuse(request)
-            else:
-                self._waiting.append(request)
 
     def _never_fits(self, spec: TraceRequest) -> bool:
         """Longer than promised, or more pages at its end than a pool group has (a limit that the pools don't keep)."""
@@ -123,11 +138,15 @@ class ExecutorLoop:
 
     def _step(self) -> None:
         lanes = self._lanes
-        self._manager_ns = 0
+        self._call_time.ns = 0
         decode = min(lanes.generating, self._max_num_tokens)
         if decode:
             arguments = lanes.arguments(decode)
-            lengths = arguments.lengths
+            if self._paging.commits_each_step:
+                lengths, fed = arguments.all_lengths, arguments.fed
+                fed += 1
+            else:
+                lengths = arguments.lengths
             lengths += 1
         contexts = 0
         budget = self._max_num_tokens - decode
@@ -136,11 +155,12 @@ class ExecutorLoop:
         if decode + contexts == 0:
             return  # the only candidate was refused for good
         arguments = lanes.arguments(decode + contexts)
+        tokens = self._paging.step_tokens(decode, decode + contexts)
         start = perf_counter_ns()
         result = self._manager.step(
-            arguments.handles, arguments.rows, arguments.capacities, arguments.histories, self.table
+            arguments.handles, arguments.rows, arguments.capacities, arguments.histories, self.table, tokens
         )
-        self._manager_ns += perf_counter_ns() - start
+        self._call_time.ns += perf_counter_ns() - start
         ok = result.ok
         self.digest.call(arguments.state, ok, result.dirty, self.table)
         if not ok.all():
@@ -164,40 +184,45 @@ class ExecutorLoop:
                 return count
         while budget and len(lanes.requests) < self._max_batch_size:
             waiting = next_admission(self._waiting)
-            if waiting is None or not self._admit(waiting):
+            if waiting is None or self._defers(waiting) or not self._admit(waiting):
                 break
             if not self._set_chunk(len(lanes.requests) - 1, waiting, budget):
                 self._give_up(len(lanes.requests) - 1)
                 continue
             count, budget = count + 1, budget - waiting.chunk
-            if waiting.chunk < waiting.target:
+            if waiting.done + waiting.chunk < waiting.target:
                 break
         return count
 
     def _set_chunk(self, lane: int, request: Running, budget: int) -> int:
         request.chunk = self._demand.largest_chunk(request.done, min(budget, request.target - request.done))
-        self._lanes.set_chunk(lane, request.done, request.done + request.chunk)
+        committed = request.done if self._paging.shares else 0
+        self._lanes.set_chunk(lane, committed, request.done, request.done + request.chunk)
         return request.chunk
+
+    def _defers(self, request: Running) -> bool:
+        """Whether the head of the queue waits for a running prompt that computes its first new block."""
+        request.target = request.spec.prompt_tokens + request.generated
+        if not self._paging.defers(request):
+            return False
+        self.digest.event(codes.DEFER, request.spec.index, 0, 0)
+        return True
 
     def _admit(self, request: Running) -> bool:
         """The head of the queue becomes the youngest lane; False when the manager's gate is shut."""
-        start = perf_counter_ns()
-        cache = self._manager.create_kv_cache()
-        cache.stop_committing()
-        admitted = cache.resume(None)
-        if not admitted:
-            cache.close()
-        self._manager_ns += perf_counter_ns() - start
-        if not admitted:
+        cache = self._paging.open(request, alone=not self._lanes.requests)
+        if cache is None:
             self.digest.event(codes.HOLD, request.spec.index, 0, 0)
             return False
         self._waiting.popleft()
         request.cache = cache
         request.row = heapq.heappop(self._free_rows)
-        request.target = request.spec.prompt_tokens + request.generated
-        request.done = 0
+        matched = request.matched = request.done = cache.num_committed_tokens
+        if self.on_admit is not None:
+            self.on_admit(request, self._lanes)
         self._lanes.append(request, cache.handle)
-        self.digest.event(codes.ADMIT, request.spec.index, 0, 0)
+        self.digest.event(codes.ADMIT, request.spec.index, matched, matched, matched)
+        self._paging.entered(request)
         if self._content is not None:
             self._content.admit(request)
         return True
@@ -212,11 +237,18 @@ class ExecutorLoop:
         first = next((lane for lane in refused if lane >= decode), None)
         if first is not None:
             contexts = first - decode
-            behind = 1 if first == 0 else first
-            while len(lanes.requests) > behind and lanes.requests[-1].done == 0:
-                self._take_back(codes.WITHDRAW)
-            if first == 0:
+            withdrawn = self._withdraw(first + 1)
+            # with reuse those held the prefixes that they matched, so what failed is tried again, the oldest first
+            if failing:
+                withdrawn += self._withdraw(first)
+                if withdrawn and self._paging.shares:
+                    failing = self._retry(failing)
+            elif withdrawn and self._paging.shares and not self._retry([first]):
+                contexts += 1
+            elif first == 0:
                 self._give_up(0)  # served first, with nothing else held: it never fits
+            else:
+                self._withdraw(first)
         while failing:
             lane = victim(lanes.requests)
             if failing[-1] == lane:
@@ -226,19 +258,28 @@ class ExecutorLoop:
                 return 0, 0
             decode, contexts = min(decode, lane), max(0, min(contexts, lane - lanes.generating))
             generating = lane < lanes.generating
-            self._take_back(codes.PAUSE if generating or lanes.requests[lane].done else codes.WITHDRAW)
+            self._take_back(codes.WITHDRAW if lanes.requests[lane].fresh and not generating else codes.PAUSE)
             failing = self._retry(failing)
         return decode, contexts
 
+    def _withdraw(self, lanes: int) -> int:
+        """Undoes the admissions that have got nothing yet, behind so many lanes; how many."""
+        count = 0
+        while len(self._lanes.requests) > lanes and self._lanes.requests[-1].fresh:
+            self._take_back(codes.WITHDRAW)
+            count += 1
+        return count
+
     def _retry(self, failing: list[int]) -> list[int]:
-        """Another batch call for some decoding lanes; those that are refused again."""
+        """Another batch call for some decoding lanes, or a prefilling one; those that are refused again."""
         if not failing:
             return failing
         lanes = self._lanes
         state = np.ascontiguousarray(lanes.state[:, failing])
+        tokens = self._paging.tokens_of(failing)
         start = perf_counter_ns()
-        result = self._manager.step(lanes.handles[failing], lanes.rows[failing], state[4], state[3], self.table)
-        self._manager_ns += perf_counter_ns() - start
+        result = self._manager.step(lanes.handles[failing], lanes.rows[failing], state[4], state[3], self.table, tokens)
+        self._call_time.ns += perf_counter_ns() - start
         self.digest.call(state, result.ok, result.dirty, self.table)
         return [lane for lane, good in zip(failing, result.ok.tolist(), strict=True) if not good]
 
@@ -248,12 +289,16 @@ class ExecutorLoop:
         decoding = len(lanes.requests) == lanes.generating
         request = lanes.pop()
         written = request.spec.prompt_tokens + request.generated - 1 if decoding else request.done
+        if self._content is not None and decoding:
+            self._content.keep_last_token(request, written)
         if code == codes.PAUSE:
             self.counters.recompute_pauses += 1
             self.counters.recomputed_tokens += written
-        if self._content is not None and decoding:
-            self._content.keep_last_token(request, written)
-        self._release(request)
+            request.lost = written
+            self._paging.pause(request, written)
+        else:
+            self._paging.withdraw(request)
+        heapq.heappush(self._free_rows, request.row)
         self._waiting.appendleft(request)
         self.digest.event(code, request.spec.index, written, written)
         self._counted = -1
@@ -262,33 +307,32 @@ class ExecutorLoop:
         """The youngest lane can't go on even alone: it is refused, so that nothing waits for ever."""
         request = self._lanes.pop()
         assert lane == len(self._lanes.requests)
-        self._release(request)
+        self._paging.close(request)
+        heapq.heappush(self._free_rows, request.row)
         self._refuse(request)
         self._counted = -1
 
     def _refuse(self, request: Running) -> None:
-        request.state = "refused"
-        self.counters.refused.append(request)
-        self.digest.event(codes.REFUSE, request.spec.index, 0, 0)
-
-    def _release(self, request: Running) -> None:
-        cache = request.cache
-        assert cache is not None
-        start = perf_counter_ns()
-        cache.close()
-        self._manager_ns += perf_counter_ns() - start
-        request.cache = None
-        heapq.heappush(self._free_rows, request.row)
+        """The request, and those that follow it, will never run."""
+        refused: Running | None = request
+        while refused is not None:
+            refused.state = "refused"
+            self.counters.refused.append(refused)
+            self.digest.event(codes.REFUSE, refused.spec.index, 0, 0)
+            self._paging.forget(refused)
+            refused = self._arrivals.without(refused, self._clock)
 
     # what the step does
 
     def _execute(self, decode: int, contexts: int) -> None:
         lanes, counters = self._lanes, self.counters
         tokens, read = decode, self._decode_reads(decode)
-        if contexts:
-            for request in lanes.requests[decode : decode + contexts]:
-                tokens += request.chunk
-                read += self._read_cost.chunk_bytes(request.done + request.chunk, request.done)
+        chunks = lanes.requests[decode : decode + contexts]
+        for request in chunks:
+            tokens += request.chunk
+            read += self._read_cost.chunk_bytes(request.done + request.chunk, request.done)
+            if request.fresh:
+                self._count_match(request)
         self._clock += self._step_model.seconds(tokens, read)
         counters.steps += 1
         counters.scheduled += decode + contexts
@@ -299,15 +343,35 @@ class ExecutorLoop:
         if decode:
             left = lanes.arguments(decode).left
             left -= 1
+            lanes.has_fed[:decode] = True
             self._steps_to_finish -= 1
         finishing = decode > 0 and self._steps_to_finish <= 0
         if contexts and self._end_chunks(contexts):
             finishing = True
-        if finishing:
-            self._finish()
-        counters.manager_ns.append(self._manager_ns)
+        finished = lanes.take_finished() if finishing else []
+        if self._content is not None:  # before a commit changes what the page table says
+            for request in finished:
+                self._content.keep_last_token(request, request.spec.total_tokens - 1)
+        for request in chunks:
+            self._paging.commit_chunk(request)
+        if finished:
+            self._finish(finished)
+        counters.manager_ns.append(self._call_time.ns)
         if counters.steps % self.samples.stride == 0:
             self.samples.take(counters.steps)
+
+    def _count_match(self, request: Running) -> None:
+        """The first chunk of an admission runs, so its match counts: as reuse the first time, later as a rehit."""
+        counters = self.counters
+        if request.ran:
+            request.rehit_tokens += request.matched
+            counters.rehit_tokens += request.matched
+            counters.recomputed_tokens -= min(request.matched, request.lost)
+        else:
+            request.ran = True
+            request.reused_tokens = request.matched
+            counters.prompt_tokens += request.spec.prompt_tokens
+            counters.reused_tokens += request.matched
 
     def _decode_reads(self, decode: int) -> float:
         """Cache bytes that the decoding lanes read, from sums that follow the lanes without touching them."""
@@ -342,22 +406,23 @@ class ExecutorLoop:
             if request.first_token is None:
                 request.first_token = self._clock
             done_at_once = done_at_once or request.generated == request.spec.output_tokens
-            lanes.start_decoding()
+            lanes.start_decoding(self._paging.committed_before_decode(request))
             self._counted = -1
         return done_at_once
 
-    def _finish(self) -> None:
-        for request in self._lanes.take_finished():
-            request.generated = request.spec.output_tokens
+    def _finish(self, finished: list[Running]) -> None:
+        for request in finished:
+            spec = request.spec
+            request.generated = spec.output_tokens
             request.last_token = self._clock
             request.state = "finished"
-            written = request.spec.total_tokens - 1
-            if self._content is not None:
-                self._content.keep_last_token(request, written)
-            self._release(request)
+            written = spec.total_tokens - 1
+            self._paging.end(request, written)
+            heapq.heappush(self._free_rows, request.row)
             self.counters.finished.append(request)
             self.counters.generated_tokens += request.generated
-            self.digest.event(codes.FINISH, request.spec.index, written, written)
+            self.digest.event(codes.FINISH, spec.index, written, written)
+            self._arrivals.ended(request, self._clock)
         self._counted = -1
         if self._progress is not None:
             self._progress(len(self.counters.finished) + len(self.counters.refused))

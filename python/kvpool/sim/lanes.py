@@ -29,31 +29,48 @@ class Running:
     """What the executor knows of one request from its arrival to its end. Lengths are tokens."""
 
     spec: TraceRequest
+    arrival: float = 0.0  # simulated seconds
     generated: int = 0  # tokens yielded; exact while not decoding, else see Lanes.left
     target: int = 0  # prompt of this admission: the prompt itself and what had been generated before a pause
-    done: int = 0  # of it, computed
+    matched: int = 0  # of it, found in the cache
+    done: int = 0  # of it, computed or matched
     chunk: int = 0  # of it, in this step
+    lost: int = 0  # tokens that the last pause gave up
     row: int = -1
-    admissions: int = 0
+    ran: bool = False  # a chunk of it has been computed, in any admission
+    reused_tokens: int = 0
+    rehit_tokens: int = 0
     first_token: float | None = None  # simulated seconds
     last_token: float = 0.0
     state: str = "waiting"  # waiting, finished or refused in the end
     cache: KVCache | None = field(default=None, repr=False)
+    tokens: npt.NDArray[np.int32] | None = field(default=None, repr=False)  # see Sequences
+
+    @property
+    def fresh(self) -> bool:
+        """Nothing has been computed in this admission."""
+        return self.done == self.matched
 
 
 class Lanes:
     """Arrays of at most ``size`` lanes; the manager's batch step gets slices of them."""
 
-    __slots__ = ("_views", "generating", "handles", "left", "requests", "rows", "state")
+    __slots__ = ("_views", "fed", "generating", "handles", "has_fed", "left", "requests", "rows", "state", "width")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, width: int = 0) -> None:
         self.requests: list[Running] = []
         self.generating = 0
+        self.width = width
+        """Tokens of a row of :class:`~kvpool.sim.sequences.Sequences`."""
         self.handles: npt.NDArray[np.int64] = np.zeros(size, np.int64)
         self.rows: npt.NDArray[np.int32] = np.zeros(size, np.int32)
         self.state: npt.NDArray[np.int32] = np.zeros((5, size), np.int32)
         self.left: npt.NDArray[np.int32] = np.zeros(size, np.int32)
         """Tokens that a decoding lane has still to yield."""
+        self.fed: npt.NDArray[np.int64] = np.zeros(size, np.int64)
+        """Where the token lies that the lane's last decode step fed: row · width + position."""
+        self.has_fed: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
+        """Whether there was one; not in a lane's first decode step."""
         self._views: dict[int, StepArguments] = {}
 
     def __len__(self) -> int:
@@ -71,7 +88,9 @@ class Lanes:
                 state[HISTORY, :count],
                 state[:, :count],
                 state[HISTORY : CAPACITY + 1, :count],
+                state[COMMITTED : CAPACITY + 1, :count],
                 self.left[:count],
+                self.fed[:count],
             )
         return found
 
@@ -91,17 +110,22 @@ class Lanes:
             request.generated = request.spec.output_tokens - int(self.left[self.generating])
         return request
 
-    def set_chunk(self, lane: int, history: int, capacity: int) -> None:
+    def set_chunk(self, lane: int, committed: int, history: int, capacity: int) -> None:
         """Lengths that a prefilling lane asks for in this step."""
-        self.state[HISTORY, lane] = history
-        self.state[CAPACITY, lane] = capacity
+        self.state[COMMITTED:, lane] = (committed, history, capacity)
 
-    def start_decoding(self) -> None:
-        """The oldest prefilling lane has all of its prompt: its next step feeds the token that it just yielded."""
+    def start_decoding(self, committed: int) -> None:
+        """The oldest prefilling lane has all of its prompt: its next step feeds the token that it just yielded.
+
+        ``committed`` is the row's value before that step.
+        """
         lane = self.generating
         request = self.requests[lane]
-        self.state[:, lane] = (DECODE, request.spec.index, 0, request.target - 1, request.target)
+        target = request.target
+        self.state[:, lane] = (DECODE, request.spec.index, committed, target - 1, target)
         self.left[lane] = request.spec.output_tokens - request.generated
+        self.fed[lane] = request.row * self.width + target - 2
+        self.has_fed[lane] = False
         self.generating += 1
 
     def take_finished(self) -> list[Running]:
@@ -113,7 +137,7 @@ class Lanes:
         keep = np.ones(count, np.bool_)
         keep[gone] = False
         kept = count - len(gone)
-        for array in (self.handles, self.rows, self.left):
+        for array in (self.handles, self.rows, self.left, self.fed, self.has_fed):
             array[:kept] = array[:count][keep]
         self.state[:, :kept] = self.state[:, :count][:, keep]
         finished = [self.requests[lane] for lane in gone]
@@ -132,4 +156,6 @@ class StepArguments:
     histories: npt.NDArray[np.int32]
     state: npt.NDArray[np.int32]  # [5, n]
     lengths: npt.NDArray[np.int32]  # [2, n]: histories and capacities
+    all_lengths: npt.NDArray[np.int32]  # [3, n]: committed ones first
     left: npt.NDArray[np.int32]
+    fed: npt.NDArray[np.int64]

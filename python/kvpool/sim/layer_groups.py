@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvpool.sim.demand import live_blocks
-from kvpool.v2 import AttentionLayerConfig, AttnLifeCycle, SsmLifeCycle
+from kvpool.v2 import AttentionLayerConfig, AttnLifeCycle, ReusePolicy, SsmLifeCycle
 
 if TYPE_CHECKING:
     from kvpool.v2 import KVCacheManagerConfig, SsmLayerConfig
@@ -52,5 +52,6 @@ def group_sizes(config: KVCacheManagerConfig) -> list[GroupSize]:
 
 def _cycle(layer: AttentionLayerConfig | SsmLayerConfig, block: int) -> AttnLifeCycle | SsmLifeCycle:
     if isinstance(layer, AttentionLayerConfig):
-        return AttnLifeCycle.make(layer.sliding_window_size, layer.num_sink_tokens, block)
+        optional = layer.reuse_policy == ReusePolicy.OPTIONAL
+        return AttnLifeCycle.make(layer.sliding_window_size, layer.num_sink_tokens, block, optional)
     return SsmLifeCycle()

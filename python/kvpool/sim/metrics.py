@@ -19,6 +19,13 @@ MAX_SAMPLES = 512
 
 
 @dataclass(slots=True)
+class CallTime:
+    """Measured nanoseconds inside the manager's calls, of the step that is going on."""
+
+    ns: int = 0
+
+
+@dataclass(slots=True)
 class Counters:
     """What the executor counts. Times in simulated seconds unless said."""
 
@@ -27,6 +34,9 @@ class Counters:
     batch_peak: int = 0
     makespan: float = 0.0
     generated_tokens: int = 0
+    prompt_tokens: int = 0  # of requests that ran, each once
+    reused_tokens: int = 0  # of those, matched at the first admission
+    rehit_tokens: int = 0  # matched after a pause
     recompute_pauses: int = 0
     recomputed_tokens: int = 0
     manager_ns: array[int] = field(default_factory=lambda: array("q"))  # measured, one entry a step
@@ -90,7 +100,7 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 def ttft_ms(request: Running) -> float | None:
     """From the arrival to the end of the step that yielded token 1."""
-    return None if request.first_token is None else (request.first_token - request.spec.arrival) * 1e3
+    return None if request.first_token is None else (request.first_token - request.arrival) * 1e3
 
 
 def tpot_ms(request: Running) -> float | None:

@@ -55,7 +55,7 @@ class ReplayOptions:
     max_batch_size: int = 256
     max_num_tokens: int = 8192
     max_seq_len: int | None = None
-    reuse: bool | None = None
+    reuse: bool = True
     policy: str = "auto"
     host_memory: str = "0"
     pool_sizing: str = "planned"
@@ -108,7 +108,7 @@ def prepare(options: ReplayOptions) -> ReplayJob:
             max_batch_size=options.max_batch_size,
             max_num_tokens=options.max_num_tokens,
             max_seq_len=longest,
-            reuse=False,
+            reuse=options.reuse,
             policy=dict.fromkeys(arms, MAX_UTILIZATION),
             host_memory=0,
             pool_sizing="planned",
@@ -180,8 +180,6 @@ def _check_ram(memory: int) -> None:
 
 
 def _refuse_unbuilt(options: ReplayOptions) -> None:
-    if options.reuse:
-        raise UsageError("--reuse", "prefix reuse is not built yet", "--no-reuse")
     choose("--policy", options.policy, POLICIES, UNBUILT_POLICIES)
     if parse_size("--host-memory", options.host_memory, zero=True):
         raise UsageError("--host-memory", "a host tier is not built yet", "0")
@@ -217,7 +215,7 @@ def _requests(options: ReplayOptions) -> tuple[list[TraceRequest], str | float]:
     else:
         if arrival == "trace":
             raise UsageError("--arrival", "a workload has no arrival times", "now, a rate, or trace with --trace FILE")
-        requests = make_workload(options.workload or DEFAULT_WORKLOAD, options.limit)
+        requests = make_workload(options.workload or DEFAULT_WORKLOAD, options.limit, options.seed)
     return with_arrivals(requests, arrival, options.seed), arrival
 
 

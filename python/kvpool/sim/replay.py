@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvpool import __version__
@@ -69,7 +71,23 @@ class _Labelled:
         self.progress(self.label, ended)
 
 
-def _run_arm(job: ReplayJob, arm: str, progress: Callable[[int], None] | None) -> _Run:
+@dataclass(frozen=True, slots=True)
+class OpenArm:
+    """A manager and the executor loop over it, ready to run."""
+
+    manager: KVCacheManager
+    loop: ExecutorLoop
+    max_seq_len: int
+    content: ContentCheck | None
+
+    def run(self) -> None:
+        """Every request to its end."""
+        with _collector_paused():
+            self.loop.run()
+
+
+def open_arm(job: ReplayJob, arm: str, progress: Callable[[int], None] | None = None) -> OpenArm:
+    """The arm's manager, as long as the memory allows; UsageError when it is too small for one block."""
     settings, backend = job.settings, ARM_BACKENDS[arm]
     block = settings.tokens_per_block
 
@@ -95,7 +113,7 @@ def _run_arm(job: ReplayJob, arm: str, progress: Callable[[int], None] | None) -
         raise UsageError("--memory", f"{settings.memory} bytes of host memory can't be had ({error})") from None
     content = None
     if settings.device == "host":
-        content = ContentCheck(settings.seed, inject_corruption=settings.inject_corruption)
+        content = ContentCheck(inject_corruption=settings.inject_corruption)
     loop = ExecutorLoop(
         manager,
         job.requests,
@@ -104,13 +122,32 @@ def _run_arm(job: ReplayJob, arm: str, progress: Callable[[int], None] | None) -
         max_num_tokens=settings.max_num_tokens,
         step_model=StepModel(settings.step_model),
         read_cost=ReadCost.of_layers(config.layers, block),
+        reuse=settings.reuse,
+        seed=settings.seed,
         content=content,
         progress=progress,
     )
-    loop.run()
-    result = _arm_result(manager, loop, longest, content)
-    manager.shutdown()
-    return _Run(result, list(_request_lines(arm, loop)), _content_failure(arm, content))
+    return OpenArm(manager, loop, longest, content)
+
+
+def _run_arm(job: ReplayJob, arm: str, progress: Callable[[int], None] | None) -> _Run:
+    opened = open_arm(job, arm, progress)
+    opened.run()
+    result = _arm_result(opened.manager, opened.loop, opened.max_seq_len, opened.content)
+    opened.manager.shutdown()
+    return _Run(result, list(_request_lines(arm, opened.loop)), _content_failure(arm, opened.content))
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A run makes no cycles, and a collector that walks millions of tree records would be half of v2py's time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _arm_result(manager: KVCacheManager, loop: ExecutorLoop, longest: int, content: ContentCheck | None) -> ArmResult:
@@ -129,9 +166,9 @@ def _arm_result(manager: KVCacheManager, loop: ExecutorLoop, longest: int, conte
         ttft_ms=spread([value for value in map(ttft_ms, done) if value is not None]),
         tpot_ms=spread([value for value in map(tpot_ms, done) if value is not None]),
         batch=Batch(mean=counters.scheduled / steps, peak=counters.batch_peak),
-        prompt_tokens=sum(request.spec.prompt_tokens for request in done),
-        reused_tokens=0,
-        rehit_tokens=0,
+        prompt_tokens=counters.prompt_tokens,
+        reused_tokens=counters.reused_tokens,
+        rehit_tokens=counters.rehit_tokens,
         suspensions=0,
         recompute_pauses=counters.recompute_pauses,
         recomputed_tokens=counters.recomputed_tokens,
@@ -188,8 +225,8 @@ def _request_lines(arm: str, loop: ExecutorLoop) -> Iterator[RequestLine]:
             arm=arm,
             index=request.spec.index,
             prompt_tokens=request.spec.prompt_tokens,
-            reused_tokens=0,
-            rehit_tokens=0,
+            reused_tokens=request.reused_tokens,
+            rehit_tokens=request.rehit_tokens,
             ttft_ms=ttft_ms(request) if finished else None,
             state="finished" if finished else "refused",
         )

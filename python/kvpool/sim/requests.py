@@ -9,8 +9,10 @@ from dataclasses import dataclass
 class TraceRequest:
     """A prompt and the number of tokens to generate after it.
 
-    ``index`` counts from 0 in the order of the file; ``arrival`` is in simulated seconds after the first request;
-    ``hash_ids`` names the prompt's 512-token pieces (equal ids are equal tokens), None where the source has none.
+    ``index`` counts from 0 in the order of the file; ``arrival`` is in simulated seconds after the first request.  What
+    the prompt shares with others, none of it by default: ``hash_ids`` names all of its 512-token pieces (equal ids are
+    equal tokens); its first ``system_tokens`` are those of the system prompt ``system``; it begins with everything that
+    request ``follows`` had at its end, prompt and answer, and arrives at that moment.
     """
 
     index: int
@@ -18,6 +20,9 @@ class TraceRequest:
     prompt_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...] | None = None
+    system: int | None = None
+    system_tokens: int = 0
+    follows: int | None = None
 
     @property
     def total_tokens(self) -> int:

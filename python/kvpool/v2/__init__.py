@@ -4,7 +4,8 @@ The names, signatures and semantics are those that executors of comparable manag
 ``backend=``, ``device=``, ``manager.backend``, ``device``, ``device_handle``, ``step``, ``get_buffers``, ``synchronize``,
 ``snapshot``, ``audit``, ``mapped_bytes``, ``KVCache.handle``, ``KVCache.get_page_levels``, ``with`` statements, the
 configuration fields ``pool_sizing`` and ``merge_equal_pools``, ``KVCacheManagerConfig.validate`` and ``life_cycles``, and
-the whole exception tree.
+the whole exception tree; for reuse ``ReusePolicy``, ``ReuseStatus``, ``KVCache.block_keys`` and the fields
+``match_policy``, ``retain_window_tails``, ``window_tail_slack`` and ``window_tail_interval``.
 
 ``BACKEND`` and ``_cpp_introspection`` are computed at every access from ``TLLM_KV_CACHE_MANAGER_V2_BACKEND``: the backend
 that a manager made now would run on, and the introspection module if that is "cpp" (else None).
@@ -57,9 +58,12 @@ from kvpool.v2.descriptors import (
     SlotDescVariant,
     StorageStatistics,
 )
+from kvpool.v2.keys import gen_multimodal_cache_key_tokens, sequence_to_blockchain_keys
 from kvpool.v2.kv_cache import KVCache
 from kvpool.v2.life_cycle import AttnLifeCycle, SsmLifeCycle
-from kvpool.v2.manager import KVCacheManager, StepMethod
+from kvpool.v2.manager import KVCacheManager
+from kvpool.v2.planned_drop import PlannedDropHandle
+from kvpool.v2.step_method import StepMethod
 from kvpool.v2.types import (
     BAD_PAGE_INDEX,
     CACHE_LEVEL1,
@@ -88,7 +92,9 @@ from kvpool.v2.types import (
     PoolGroupIndex,
     PoolIndex,
     Priority,
+    ReusePolicy,
     ReuseScope,
+    ReuseStatus,
     ScratchDesc,
     SlidingWindowSize,
     TokenId,
@@ -157,13 +163,16 @@ __all__ = [
     "PageIndexConverter",
     "PageIndexMode",
     "PageStatus",
+    "PlannedDropHandle",
     "PoolDesc",
     "PoolGroupDesc",
     "PoolGroupIndex",
     "PoolIndex",
     "Priority",
     "ResourceBusyError",
+    "ReusePolicy",
     "ReuseScope",
+    "ReuseStatus",
     "ScratchDesc",
     "SlidingWindowSize",
     "SlotDesc",
@@ -181,6 +190,8 @@ __all__ = [
     "_KVCache",
     "_Status",
     "exact_div",
+    "gen_multimodal_cache_key_tokens",
+    "sequence_to_blockchain_keys",
     "typed_range",
 ]
 

@@ -153,4 +153,4 @@ class LayoutIndex:
 
 
 def _life_cycle(info: LifeCycleInfo) -> LifeCycle:
-    return SsmLifeCycle() if info.is_ssm else AttnLifeCycle(info.window, info.sink_blocks)
+    return SsmLifeCycle() if info.is_ssm else AttnLifeCycle(info.window, info.sink_blocks, info.optional)

@@ -22,9 +22,10 @@ from kvpool.v2._checks import (
     config_list,
     config_optional,
     config_real,
+    is_integer,
 )
 from kvpool.v2.life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
-from kvpool.v2.types import CacheTier, DataRole, LayerId, LayerType
+from kvpool.v2.types import CacheTier, DataRole, LayerId, LayerType, ReusePolicy
 
 
 @dataclass(slots=True)
@@ -117,12 +118,16 @@ def _check_buffers(layer: AttentionLayerConfig | SsmLayerConfig) -> None:
 
 @dataclass(slots=True)
 class AttentionLayerConfig:
-    """An attention layer: full, or with a trailing window (tokens) and optional sink tokens that never leave."""
+    """An attention layer: full, or with a trailing window (tokens) and optional sink tokens that never leave.
+
+    ``reuse_policy``: whether a prefix match needs this layer's pages.
+    """
 
     layer_id: LayerId
     buffers: list[BufferConfig]
     sliding_window_size: int | None = None
     num_sink_tokens: int | None = None
+    reuse_policy: ReusePolicy = ReusePolicy.REQUIRED  # ours
     layer_type: ClassVar[LayerType] = LayerType.ATTENTION
 
     def __post_init__(self) -> None:
@@ -144,6 +149,11 @@ class AttentionLayerConfig:
                 raise ConfigError(
                     f"{name}.num_sink_tokens must be None or 0 without a sliding_window_size, not {self.num_sink_tokens}"
                 )
+        if not is_integer(self.reuse_policy) or self.reuse_policy not in tuple(ReusePolicy):
+            raise ConfigError(
+                f"{name}.reuse_policy must be ReusePolicy.REQUIRED or ReusePolicy.OPTIONAL, not {self.reuse_policy!r}"
+            )
+        self.reuse_policy = ReusePolicy(self.reuse_policy)
 
 
 @dataclass(slots=True)
@@ -239,6 +249,10 @@ class KVCacheManagerConfig:
     rebalance_moving_average_decay: float = 0.9999
     pool_sizing: str = "planned"  # ours: "planned" or "elastic"
     merge_equal_pools: bool = True  # ours: layer groups with equal slot sizes share a pool group
+    match_policy: str = "longest"  # ours: "longest" legal end point of a match, or the one that "reference" prunes to
+    retain_window_tails: bool = True  # ours: the window behind each likely end point is evicted late
+    window_tail_slack: int = 512  # ours: tokens before the end of a prompt where a match may still end
+    window_tail_interval: int | None = None  # ours: tokens between windows kept at regular points; None: 16 windows
 
     def __post_init__(self) -> None:
         self.validate()
@@ -254,8 +268,9 @@ class KVCacheManagerConfig:
             if isinstance(layer, SsmLayerConfig):
                 seen[SsmLifeCycle()] = None
             else:
-                key = AttnLifeCycle.make(layer.sliding_window_size, layer.num_sink_tokens, self.tokens_per_block)
-                seen[key] = None
+                window, sinks = layer.sliding_window_size, layer.num_sink_tokens
+                optional = layer.reuse_policy == ReusePolicy.OPTIONAL
+                seen[AttnLifeCycle.make(window, sinks, self.tokens_per_block, optional)] = None
         return list(seen)
 
     def validate(self) -> None:
@@ -319,11 +334,16 @@ class KVCacheManagerConfig:
         )
 
     def _check_switches(self) -> None:
-        for name in ("enable_partial_reuse", "commit_min_snapshot", "enable_stats", "text_only", "merge_equal_pools"):
+        for name in ("enable_partial_reuse", "commit_min_snapshot", "enable_stats", "text_only", *_OUR_SWITCHES):
             setattr(self, name, config_bool(_where(name), getattr(self, name)))
         self.reuse_match_backoff = config_int(_where("reuse_match_backoff"), self.reuse_match_backoff, 0)
-        if not isinstance(self.pool_sizing, str) or self.pool_sizing not in ("planned", "elastic"):
-            raise ConfigError(f"{_where('pool_sizing')} must be 'planned' or 'elastic', not {self.pool_sizing!r}")
+        self.window_tail_slack = config_int(_where("window_tail_slack"), self.window_tail_slack, 0)
+        if self.window_tail_interval is not None:
+            self.window_tail_interval = config_int(_where("window_tail_interval"), self.window_tail_interval, 0)
+        for name, one, other in (("pool_sizing", "planned", "elastic"), ("match_policy", "longest", "reference")):
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in (one, other):
+                raise ConfigError(f"{_where(name)} must be {one!r} or {other!r}, not {value!r}")
         if not self.commit_min_snapshot and any(isinstance(layer, SsmLayerConfig) for layer in self.layers):
             raise ConfigError(f"{_where('commit_min_snapshot')} must be True with SSM layers, not False")
 
@@ -371,6 +391,9 @@ class KVCacheManagerConfig:
         if ratio and abs(math.fsum(ratio) - 1) > 1e-6:
             raise ConfigError(f"{where} must sum to 1 (within 1e-6), not {math.fsum(ratio)!r}: {ratio}")
         self.initial_pool_ratio = ratio
+
+
+_OUR_SWITCHES = ("merge_equal_pools", "retain_window_tails")
 
 
 def _where(name: str) -> str:

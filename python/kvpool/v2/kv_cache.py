@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvpool.errors import ArgumentError, OutOfPagesError
+from kvpool.errors import ArgumentError, OutOfPagesError, UnsupportedError
 from kvpool.v2._backend import ACTIVE, ManagerCore
-from kvpool.v2._checks import INT64_MAX, arg_bool, arg_index_mode, arg_int
+from kvpool.v2._checks import INT32_MAX, INT64_MAX, arg_bool, arg_index_mode, arg_int, is_integer
 from kvpool.v2._layout_index import LayoutIndex
+from kvpool.v2._priorities import BlockPriorities
+from kvpool.v2._tokens import decode_tokens, encode_tokens
+from kvpool.v2.keys import KEY_BYTES
+from kvpool.v2.planned_drop import PlannedDropHandle
 from kvpool.v2.types import (
     BAD_PAGE_INDEX,
     DEFAULT_BEAM_INDEX,
@@ -20,12 +24,18 @@ from kvpool.v2.types import (
     IndexSeq,
     LayerGroupId,
     PageIndexMode,
+    ReusePolicy,
     ReuseScope,
+    ReuseStatus,
     ScratchDesc,
+    TokenIdExt,
     _Status,
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from kvpool.v2.manager import KVCacheManager
 
 
@@ -33,18 +43,21 @@ class KVCache:
     """Made by :meth:`KVCacheManager.create_kv_cache` only. Used by one thread at a time.
 
     ``num_committed_tokens <= history_length <= capacity`` and ``num_blocks == ceil(capacity / tokens_per_block)``.
-    SUSPENDED → :meth:`resume` → ACTIVE → :meth:`suspend` …; :meth:`close` ends it and frees its pages; there is no
-    finalizer. A method that fails leaves everything as it was. LogicError: the state does not allow the call, or two
-    threads are inside one cache. After close the lengths keep their last values, but ``num_blocks`` is 0.
+    SUSPENDED → :meth:`resume` → ACTIVE → :meth:`suspend` …; :meth:`close` ends it and gives its pages up, committed ones
+    to the prefix cache; there is no finalizer. A method that fails leaves everything as it was. LogicError: the state
+    does not allow the call, or two threads are inside one cache. After close the lengths keep their last values, but
+    ``num_blocks`` is 0.
     """
 
     __slots__ = (
         "__weakref__",
         "_core",
+        "_drops",
         "_final_lengths",
         "_handle",
         "_layout",
         "_manager",
+        "_priorities",
         "_reuse_scope",
         "_text_only",
         "id",
@@ -57,18 +70,22 @@ class KVCache:
         manager: KVCacheManager,
         core: ManagerCore,
         layout: LayoutIndex,
+        handle: int,
         reuse_scope: ReuseScope,
         cache_id: Any,
         text_only: bool,
+        priorities: BlockPriorities | None,
     ) -> None:
         self._manager = manager
         self._core = core
         self._layout = layout
+        self._handle = handle
         self._reuse_scope = reuse_scope
-        self._text_only = text_only
-        self._final_lengths: tuple[int, int, int] | None = None
         self.id = cache_id
-        self._handle = core.create()
+        self._text_only = text_only
+        self._priorities = priorities
+        self._drops = manager._drops
+        self._final_lengths: tuple[int, int, int] | None = None
 
     def __repr__(self) -> str:
         committed, history, capacity = self._lengths()
@@ -106,14 +123,19 @@ class KVCache:
 
     @property
     def text_only(self) -> bool:
-        """The promise that no token is a digest; it can't be withdrawn when the manager's configuration gives it."""
+        """The promise that no token is a digest.
+
+        ArgumentError: False when the manager's configuration gives it, True when a committed token is a digest.
+        """
         return self._text_only
 
     @text_only.setter
     def text_only(self, value: bool) -> None:
-        promised = arg_bool("text_only", value)
-        if not promised and self._manager.init_config.text_only:
-            raise ArgumentError("text_only = False: the manager's configuration promises text only")
+        promised = self._manager._promise(value)
+        if promised and not self._text_only:
+            _, digests = self._core.committed_tokens(self._handle)
+            if digests:
+                raise ArgumentError(f"text_only = True: {len(digests)} of the committed tokens are digests")
         self._text_only = promised
 
     @property
@@ -126,31 +148,115 @@ class KVCache:
 
     # states
 
-    def resume(self, cuda_stream: CudaStream | None = None) -> bool:
+    def resume(
+        self, cuda_stream: CudaStream | None = None, optional_reuse_groups: Iterable[LayerGroupId] | None = None
+    ) -> bool:
         """SUSPENDED → ACTIVE on a stream (None: the last one, else the device's own). False: not now, nothing changed.
 
         A new stream waits for what the last one has queued. Answers False when other caches hold more than
         ``max_util_for_resume`` of a pool group and one of them is active, or when slots lack.
+
+        The first resume copies the unfinished block of a matched prefix (and recurrent state), so that the cache writes
+        to pages of its own. ``optional_reuse_groups`` chooses at that time which OPTIONAL layer groups share the matched
+        pages, the others get fresh ones: None is every one that is complete (:attr:`reuse_status`). ArgumentError for a
+        group that is not OPTIONAL or not complete, and later for another choice than the first.
         """
         if cuda_stream is not None:
             cuda_stream = arg_int("cuda_stream", cuda_stream, 0, INT64_MAX)
-        return self._core.resume(self._handle, cuda_stream)
+        groups = None if optional_reuse_groups is None else _group_ids(optional_reuse_groups)
+        if self._drops.posted:
+            self._drops.apply_posted()
+        return self._core.resume(self._handle, cuda_stream, groups)
 
     def suspend(self) -> None:
         """ACTIVE → SUSPENDED: pages stay, scratch slots go, attached index buffers are detached."""
+        if self._drops.posted:
+            self._drops.apply_posted()
         self._core.suspend(self._handle)
 
     def close(self) -> None:
-        """Free everything, in any state; idempotent."""
+        """Stop committing and give every page up, in any state; idempotent. Committed pages stay cached until evicted."""
         if self._final_lengths is not None:
             return
+        if self._drops.posted:
+            self._drops.apply_posted()
         committed, history, capacity, _ = self._core.lengths(self._handle)
         self._core.close(self._handle)
         self._final_lengths = committed, history, capacity
 
+    # reuse
+
+    def commit(
+        self,
+        accepted_input_tokens: Sequence[TokenIdExt] | npt.NDArray[np.int32],
+        beam_search_indices: Sequence[int] | None = None,
+        is_end: bool = False,
+    ) -> None:
+        """These tokens follow the committed ones, and their keys and values are written: others may share them.
+
+        History advances to the committed length at least. A block that becomes full enters the prefix cache; if it is
+        there already, the cache drops its own page and shares the other's, so **its page indices may change**. Tokens of
+        an unfinished block follow with later ones, at :meth:`stop_committing` or :meth:`close`. With
+        ``commit_min_snapshot`` copies of it, and of recurrent state, enter at once. ``is_end``: nothing will be written to
+        this cache any more, so these pages need not be copied; committing stops. No tokens: nothing happens but that.
+
+        ``accepted_input_tokens``: a list or tuple of token ids and 32-byte digests, or a C-contiguous int32 array.
+        LogicError: not ACTIVE, committing has stopped, more than one beam. ArgumentError: beyond the capacity; a digest
+        although text only was promised; with ``commit_min_snapshot`` a history that is neither the committed length
+        before nor the one after. UnsupportedError for ``beam_search_indices``: tokens must be those of beam 0.
+        """
+        if beam_search_indices is not None:
+            raise UnsupportedError("beam_search_indices: tokens must be converged and in beam 0; leave it None")
+        if type(is_end) is not bool:
+            is_end = arg_bool("is_end", is_end)
+        ids, digests = encode_tokens("accepted_input_tokens", accepted_input_tokens, self._text_only)
+        if self._drops.posted:
+            self._drops.apply_posted()
+        self._core.commit(self._handle, ids, digests, is_end)
+
     def stop_committing(self) -> None:
-        """Promise that nothing will be committed any more, so that pages behind the window go at once; idempotent."""
+        """Nothing will be committed any more: the unfinished block is shared as it is, stale pages go; idempotent."""
+        if self._drops.posted:
+            self._drops.apply_posted()
         self._core.stop_committing(self._handle)
+
+    @property
+    def committed_tokens(self) -> list[TokenIdExt]:
+        """Every committed token, reused ones included; a digest is ``bytes``, whatever it was given as."""
+        return decode_tokens(*self._core.committed_tokens(self._handle))
+
+    def block_keys(self) -> list[bytes]:
+        """The chain keys (:func:`sequence_to_blockchain_keys`) of the full committed blocks, in order."""
+        keys = self._core.block_keys(self._handle).tobytes()
+        return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+
+    @property
+    def reuse_status(self) -> Sequence[ReuseStatus | None]:
+        """What each layer group held of the matched prefix at creation. Index: layer group id; None for state groups."""
+        by_group: list[ReuseStatus | None] = [None] * len(self._layout.life_cycles)
+        for group, optional, complete, endpoint, coverage in self._core.reuse_status(self._handle):
+            policy = ReusePolicy.OPTIONAL if optional else ReusePolicy.REQUIRED
+            by_group[group] = ReuseStatus(group, policy, complete, endpoint, [(beg, end) for beg, end in coverage])
+        return by_group
+
+    def plan_committed_block_drop(self) -> PlannedDropHandle | None:
+        """Plan to forget the end of the committed prefix: what the windows need behind it, and its recurrent state.
+
+        Full-attention pages and sinks stay, and what another plan covers too. None when nothing is committed, or the
+        prefix is not wholly cached any more. LogicError until committing has stopped.
+        """
+        if self._drops.posted:
+            self._drops.apply_posted()
+        plan = self._core.plan_drop(self._handle)
+        return None if plan is None else PlannedDropHandle(self._drops, plan)
+
+    def _get_num_reusable_tokens_before_pruning(self) -> int:
+        """At creation: tokens that some cached sequence shares, whether its pages are still there or not."""
+        return self._core.match_depths(self._handle)[0]
+
+    def _get_num_reusable_tokens_before_hybrid_pruning(self) -> int:
+        """At creation: what could have been reused if recurrent state did not count."""
+        return self._core.match_depths(self._handle)[1]
 
     # lengths
 
@@ -165,7 +271,7 @@ class KVCache:
             capacity = arg_int("capacity", capacity)
         if history_length is not None:
             history_length = arg_int("history_length", history_length)
-        return self._core.resize(self._handle, capacity, history_length)
+        return self._resize(capacity, history_length)
 
     @property
     def capacity(self) -> int:
@@ -190,7 +296,7 @@ class KVCache:
 
     @property
     def num_committed_tokens(self) -> int:
-        """Tokens that can be shared."""
+        """Tokens handed to :meth:`commit`; right after creation those that are reused."""
         return self._lengths()[0]
 
     @property
@@ -203,8 +309,21 @@ class KVCache:
         committed, history, capacity, _ = self._core.lengths(self._handle)
         return committed, history, capacity
 
+    def _resize(self, capacity: int | None, history_length: int | None) -> bool:
+        if self._priorities is not None and capacity is not None:
+            self._extend_priorities(self._priorities, capacity)
+        if self._drops.posted:
+            self._drops.apply_posted()
+        return self._core.resize(self._handle, capacity, history_length)
+
+    def _extend_priorities(self, priorities: BlockPriorities, capacity: int) -> None:
+        answers = priorities.missing(capacity)
+        if any(answers):
+            self._core.extend_priorities(self._handle, answers)
+            priorities.told(answers)
+
     def _must_resize(self, capacity: int | None, history_length: int | None) -> None:
-        if not self._core.resize(self._handle, capacity, history_length):
+        if not self._resize(capacity, history_length):
             raise OutOfPagesError(f"resize({capacity}, {history_length}): not enough free slots now")
 
     # stream and beams
@@ -225,7 +344,10 @@ class KVCache:
 
     @beam_width.setter
     def beam_width(self, value: int) -> None:
-        self._core.set_beam_width(self._handle, arg_int("beam_width", value, 1))
+        width = arg_int("beam_width", value, 1)
+        if self._drops.posted:
+            self._drops.apply_posted()
+        self._core.set_beam_width(self._handle, width)
 
     # scratch
 
@@ -311,6 +433,18 @@ class KVCache:
         group = self._layout.group(layer_group_id)
         indices: list[int] = self._core.held_page_indices(self._handle, group, arg_int("beam_id", beam_id)).tolist()
         return indices
+
+
+def _group_ids(groups: Iterable[LayerGroupId]) -> list[int]:
+    """Ascending, each once; whether they exist and are optional is the core's question."""
+    wanted: set[int] = set()
+    for group in groups:
+        if not is_integer(group):
+            raise TypeError(f"optional_reuse_groups must be layer group ids, not {type(group).__name__}")
+        if not 0 <= group <= INT32_MAX:
+            raise ArgumentError(f"optional_reuse_groups: {group} is not an optional layer group")
+        wanted.add(int(group))
+    return sorted(wanted)
 
 
 def _int32_row(buf: Any) -> memoryview:

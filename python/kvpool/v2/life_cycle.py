@@ -6,19 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvpool.v2._checks import arg_int
+from kvpool.v2._checks import arg_bool, arg_int
 from kvpool.v2.types import HalfOpenRange, LifeCycleId
 
 
 @dataclass(frozen=True, slots=True)
 class AttnLifeCycle:
-    """Attention: full (``window_size`` None), or the sinks and a trailing window (tokens)."""
+    """Attention: full (``window_size`` None), or the sinks and a trailing window (tokens).
+
+    ``optional``: its layers' reuse policy is OPTIONAL, so that it never shortens a prefix match.
+    """
 
     window_size: int | None
     num_sink_blocks: int
+    optional: bool = False
 
     @staticmethod
-    def make(window_size: int | None, num_sink_tokens: int | None, tokens_per_block: int) -> AttnLifeCycle:
+    def make(
+        window_size: int | None, num_sink_tokens: int | None, tokens_per_block: int, optional: bool = False
+    ) -> AttnLifeCycle:
         """The life cycle of a layer; sinks are counted in whole blocks.
 
         Raises TypeError or ArgumentError: window ≤ 0, negative sinks, sinks without a window, tokens_per_block ≤ 0.
@@ -26,7 +32,7 @@ class AttnLifeCycle:
         block = arg_int("tokens_per_block", tokens_per_block, 1)
         window = None if window_size is None else arg_int("window_size", window_size, 1)
         sinks = arg_int("num_sink_tokens", num_sink_tokens or 0, 0, 0 if window is None else 2**31 - 1)
-        return AttnLifeCycle(window, -(-sinks // block))
+        return AttnLifeCycle(window, -(-sinks // block), arg_bool("optional", optional))
 
     def get_stale_range(self, history_length: int, tokens_per_block: int) -> HalfOpenRange:
         """Block ordinals without live data once ``history_length`` tokens are done.

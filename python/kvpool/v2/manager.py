@@ -6,28 +6,30 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvpool.errors import ArgumentError, LogicError, UnsupportedError
-from kvpool.v2._backend import ManagerCore, StepResult
+from kvpool.v2._backend import ManagerCore
 from kvpool.v2._checks import INT32_MAX, arg_bool, arg_index_mode, arg_int
 from kvpool.v2._layout_index import LayoutIndex
-from kvpool.v2._tokens import check_reuse_scope, check_tokens
+from kvpool.v2._priorities import BlockPriorities
+from kvpool.v2._tokens import DEFAULT_SCOPE, NO_DIGESTS, check_reuse_scope, encode_tokens
 from kvpool.v2.backend_choice import check_device, choose_backend, manager_core
 from kvpool.v2.config import KVCacheManagerConfig, ordered_by_id
 from kvpool.v2.converter import PageIndexConverter
 from kvpool.v2.descriptors import AggregatedPageDesc, BufferId, PoolGroupDesc, StorageStatistics
 from kvpool.v2.kv_cache import KVCache
 from kvpool.v2.life_cycle import LifeCycle, LifeCycleRegistry
+from kvpool.v2.planned_drop import PlannedDrops
+from kvpool.v2.step_method import StepMethod
 from kvpool.v2.types import (
     GPU_LEVEL,
     PRIORITY_DEFAULT,
     CacheLevel,
     CacheTier,
-    CudaStream,
     DataRole,
     LayerGroupId,
     LayerId,
@@ -46,30 +48,6 @@ def default_priority(block_ordinal: int, life_cycle: LifeCycle) -> Priority:
     return PRIORITY_DEFAULT
 
 
-class StepMethod(Protocol):
-    """``manager.step``: resize a whole batch and write its page tables in one call."""
-
-    def __call__(
-        self,
-        handles: npt.NDArray[np.int64],
-        rows: npt.NDArray[np.int32],
-        capacities: npt.NDArray[np.int32],
-        histories: npt.NDArray[np.int32],
-        table: npt.NDArray[np.int32],
-        tokens: Any | None = None,
-        stream: CudaStream | None = None,
-    ) -> StepResult:
-        """Requests are resized in list order; their rows of ``table`` are brought up to date.
-
-        ``handles`` int64[n] (:attr:`KVCache.handle`), ``rows``, ``capacities``, ``histories`` int32[n], ``table`` a
-        writable int32[layer group, row, block] of slot ids, all C-contiguous.  ``table`` is BAD_PAGE_INDEX beyond
-        num_blocks and for scratch; a cache keeps its row. The answer: ``ok`` bool[n]; ``dirty`` int32[k, 4] of (group,
-        row, first block, end block), what changed; both are views, valid until the next step; ``event``: when the
-        pages may be used on other streams, 0 for at once. A request that does not fit changes nothing and the rest go
-        on; a wrong type, shape, handle or length fails the whole call before any change.
-        """
-
-
 class KVCacheManager:
     """Owns the pools of one rank and the caches in them.
 
@@ -82,7 +60,20 @@ class KVCacheManager:
     UnsupportedError (something that this build does not have), OutOfMemoryError.
     """
 
-    __slots__ = ("__weakref__", "_config", "_core", "_init_config", "_layout", "_pid", "_shut_down", "step")
+    __slots__ = (
+        "__weakref__",
+        "_config",
+        "_core",
+        "_create",
+        "_drops",
+        "_init_config",
+        "_layout",
+        "_pid",
+        "_probe",
+        "_shut_down",
+        "_text_only",
+        "step",
+    )
 
     step: StepMethod
     """The core's own bound method, so that nothing is added per call; :class:`StepMethod` is its manual."""
@@ -108,6 +99,11 @@ class KVCacheManager:
         self._layout = LayoutIndex(self._core.layout(), self._core.pool_addresses(), self._config)
         self._pid = os.getpid()
         self._shut_down = False
+        self._text_only = self._config.text_only
+        self._drops = PlannedDrops(self._core)
+        # bound once: these three are called per request or per step
+        self._create = self._core.create
+        self._probe = self._core.probe_reuse
         self.step = self._core.step
 
     def __repr__(self) -> str:
@@ -130,6 +126,7 @@ class KVCacheManager:
         """Give all memory back; idempotent. LogicError, and nothing done, while caches are open. Views stay valid."""
         self._core.shutdown()
         self._shut_down = True
+        self._drops.shut_down()
 
     # what runs
 
@@ -343,32 +340,89 @@ class KVCacheManager:
     def create_kv_cache(
         self,
         reuse_scope: ReuseScope | None = None,
-        input_tokens: Sequence[TokenIdExt] | Any | None = None,
+        input_tokens: Sequence[TokenIdExt] | npt.NDArray[np.int32] | None = None,
         id: Any = None,  # noqa: A002 - a name of the API
         custom_priority_callback: Callable[[int, LifeCycle], Priority] | None = default_priority,
         expected_prompt_length: int | None = None,
         text_only: bool | None = None,
         enable_request_stats: bool = False,
     ) -> KVCache:
-        """A new cache: SUSPENDED, all lengths 0 (nothing is reused yet, whatever ``input_tokens`` says).
+        """A new SUSPENDED cache. It owns the longest cached prefix of ``input_tokens`` from which one can go on.
 
-        ``input_tokens``: a list or tuple of token ids and 32-byte digests, or a C-contiguous int32 array.
-        ``text_only`` may only tighten the manager's promise. Raises TypeError, ArgumentError.
+        All three lengths are that prefix's (:attr:`KVCache.num_committed_tokens`): 0 without a match, without tokens.
+        The caller leaves out what it must compute again, usually the last token of the prompt.
+
+        ``input_tokens``: a list or tuple of token ids and 32-byte digests, or a C-contiguous int32 array. Prefixes are
+        shared inside one ``reuse_scope`` only. ``expected_prompt_length`` (tokens; None: those given) says where the
+        prompt ends: what the window needs behind that end is kept longer. ``text_only`` may only tighten the manager's
+        promise.
+
+        ``custom_priority_callback(block ordinal, life cycle)`` answers 0 to 100: pages of lower priority are evicted
+        first. It is called here for the blocks of the prompt and by ``resize`` for the blocks that it adds, once per
+        block and life cycle and never under a lock; ``step`` goes on with the last answers. What it raises, the call
+        raises, and nothing has changed. Raises TypeError, ArgumentError.
         """
-        scope = check_reuse_scope(reuse_scope)
-        promised = self._config.text_only
-        if text_only is not None:
-            wanted = arg_bool("text_only", text_only)
-            if promised and not wanted:
-                raise ArgumentError("text_only = False: the manager's configuration promises text only")
-            promised = wanted
-        check_tokens("input_tokens", input_tokens, promised)
-        if custom_priority_callback is not None and not callable(custom_priority_callback):
-            raise TypeError("custom_priority_callback must be callable or None")
+        scope = DEFAULT_SCOPE if reuse_scope is None else check_reuse_scope(reuse_scope)
+        promised = self._text_only if text_only is None else self._promise(text_only)
+        ids, digests, prompt_length = None, NO_DIGESTS, 0
+        if input_tokens is not None:
+            ids, digests = encode_tokens("input_tokens", input_tokens, promised)
+            prompt_length = len(ids)
         if expected_prompt_length is not None:
-            arg_int("expected_prompt_length", expected_prompt_length)
-        arg_bool("enable_request_stats", enable_request_stats)
-        return KVCache(self, self._core, self._static(), scope, id, promised)
+            prompt_length = arg_int("expected_prompt_length", expected_prompt_length)
+        if enable_request_stats is not False:
+            arg_bool("enable_request_stats", enable_request_stats)
+        priorities = answers = None
+        if custom_priority_callback is not default_priority and custom_priority_callback is not None:
+            if not callable(custom_priority_callback):
+                raise TypeError("custom_priority_callback must be callable or None")
+            priorities = BlockPriorities(custom_priority_callback, self._layout.registry, self.tokens_per_block)
+            answers = priorities.missing(prompt_length if ids is None else max(prompt_length, len(ids)))
+            priorities.told(answers)
+        if self._drops.posted:
+            self._drops.apply_posted()
+        handle = self._create(scope, ids, digests, prompt_length, self._text_only, answers)
+        return KVCache(self, self._core, self._layout, handle, scope, id, promised, priorities)
+
+    def probe_reuse(
+        self,
+        reuse_scope: ReuseScope | None = None,
+        input_tokens: Sequence[TokenIdExt] | npt.NDArray[np.int32] | None = None,
+    ) -> int:
+        """Tokens that :meth:`create_kv_cache` would reuse now. Takes nothing, promises nothing."""
+        scope = DEFAULT_SCOPE if reuse_scope is None else check_reuse_scope(reuse_scope)
+        if input_tokens is None:
+            return 0
+        ids, digests = encode_tokens("input_tokens", input_tokens, self._text_only)
+        return self._probe(scope, ids, digests)
+
+    def probe_first_new_block_key(
+        self,
+        reuse_scope: ReuseScope | None = None,
+        input_tokens: Sequence[TokenIdExt] | npt.NDArray[np.int32] | None = None,
+    ) -> bytes | None:
+        """The key of the first block that :meth:`create_kv_cache` would not reuse, None when the tokens do not fill it.
+
+        Of two requests with the same key, a scheduler lets the second wait until the first has committed that block.
+        UnsupportedError where the C++ backend finds no libcrypto.
+        """
+        scope = DEFAULT_SCOPE if reuse_scope is None else check_reuse_scope(reuse_scope)
+        if input_tokens is None:
+            return None
+        ids, digests = encode_tokens("input_tokens", input_tokens, self._text_only)
+        return self._core.probe_first_new_block_key(scope, ids, digests)
+
+    def clear_reusable_blocks(self) -> None:
+        """Forget every cached prefix; all slots are free then. LogicError, and nothing done, while caches are open."""
+        self._drops.apply_posted()
+        self._core.clear_reusable_blocks()
+
+    def _promise(self, text_only: bool) -> bool:
+        """The argument, checked: what the configuration promises can not be withdrawn."""
+        wanted = arg_bool("text_only", text_only)
+        if self._text_only and not wanted:
+            raise ArgumentError("text_only = False: the manager's configuration promises text only")
+        return wanted
 
     def _static(self) -> LayoutIndex:
         """The layout, refused in a forked child, where the addresses mean nothing."""

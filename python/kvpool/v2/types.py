@@ -74,6 +74,17 @@ class LayerType(IntEnum):
     SSM = 1
 
 
+class ReusePolicy(IntEnum):
+    """Whether a prefix match needs a layer's pages.
+
+    REQUIRED: the match ends where the layer's data is whole. OPTIONAL: the layer never shortens a match; what is
+    missing of its data its executor computes again.
+    """
+
+    REQUIRED = 0
+    OPTIONAL = 1
+
+
 class _Status(IntEnum):
     """State of a KV cache: SUSPENDED → ACTIVE → SUSPENDED … → CLOSED."""
 
@@ -102,6 +113,19 @@ class ReuseScope(NamedTuple):
 
     lora_id: int | None = None
     salt: int | None = None
+
+
+class ReuseStatus(NamedTuple):
+    """What one layer group holds of the prefix that a cache matched when it was created."""
+
+    group_id: LayerGroupId
+    policy: ReusePolicy
+    complete: bool
+    """Every block that is live at the end point is covered."""
+    endpoint: int
+    """Tokens matched."""
+    coverage: list[tuple[int, int]]
+    """Half-open token ranges of the live blocks' pages, ascending; they neither touch nor overlap."""
 
 
 class HalfOpenRange:

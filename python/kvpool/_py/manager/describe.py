@@ -19,6 +19,7 @@ def describe_layout(layout: StorageLayout, floors: Sequence[int], grain: int) ->
             lc.pool_group,
             lc.scratch_fraction,
             [(part.single_size, list(part.buffers)) for part in lc.coalesced],
+            lc.optional,
         )
         for lc in layout.life_cycles
     ]

@@ -5,35 +5,28 @@ One lock per manager guards everything; :mod:`kvpool._py.manager.guard` says who
 
 from __future__ import annotations
 
-import time
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvpool._py.core.ids import MAX_INT32
-from kvpool._py.core.math import decimal_fraction
-from kvpool._py.device.factory import make_device
-from kvpool._py.device.sim_device import SimDevice
-from kvpool._py.manager import clamp, snapshot
-from kvpool._py.manager.describe import describe_layout
-from kvpool._py.manager.guard import ManagerGuard
-from kvpool._py.manager.registry import CacheRegistry
-from kvpool._py.manager.step import BatchStep, require_array
+from kvpool._py.core.tokens import Ids, check_ids
+from kvpool._py.manager.state import ManagerState
+from kvpool._py.manager.step_arguments import StepTokens, require_array, token_arrays
+from kvpool._py.sequence.adoption import adopt_match
 from kvpool._py.sequence.beams import set_beam_width
 from kvpool._py.sequence.block_table import exposed_slots, fill_buffer, owned_slots
-from kvpool._py.sequence.kv_cache import CLOSED, KVCache, SequenceRules
-from kvpool._py.sequence.transitions import Transitions
-from kvpool._py.storage.layout import LifeCycle, build_layout, check_index_range
-from kvpool._py.storage.sizing import grain_for_quota, plan_slot_counts
-from kvpool._py.storage.tier import Tier
-from kvpool.errors import ArgumentError, LogicError, UnknownBufferError, UnsupportedError
-from kvpool.v2._backend import Layout, StepResult
+from kvpool._py.sequence.closing import close
+from kvpool._py.sequence.commit import commit, stop_committing
+from kvpool._py.sequence.kv_cache import CLOSED, KVCache
+from kvpool.errors import ArgumentError
+from kvpool.v2._backend import ReuseStatus, Scope, StepResult
 from kvpool.v2._checks import INT64_MAX
 
 
-class Manager:
+class Manager(ManagerState):
     """Caches of one rank over one tier.
 
     ``config`` is a validated ``KVCacheManagerConfig``, ``device`` one of auto, host, virtual, sim.  Raises ConfigError
@@ -43,114 +36,49 @@ class Manager:
 
     backend = "python"
 
-    def __init__(self, config: Any, device: str) -> None:
-        self._guard = ManagerGuard()
-        self._device = make_device(device)
-        self.device = self._device.name
-        self._layout = build_layout(config)
-        grain = grain_for_quota(config.cache_tiers[0].quota, self._device.granularity)
-        counts, floors = plan_slot_counts(self._layout, config, grain)
-        check_index_range(self._layout, counts)
-        self._description = describe_layout(self._layout, floors, grain)
-        self._tier = Tier(self._device, self._layout, counts, grain)
-        scratch = config.swa_scratch_reuse
-        self._rules = SequenceRules.make(
-            self._layout,
-            tuple(counts),
-            decimal_fraction(config.max_util_for_resume),
-            config.commit_min_snapshot,
-            None if scratch is None else scratch.max_rewind_len,
-        )
-        self._registry = CacheRegistry()
-        self._transitions = Transitions(self._rules, self._tier, self._device)
-        self._batch_step = BatchStep(self._transitions)
-
-    # ---------------------------------------------------------------------------------------- layout and memory
-
-    def layout(self) -> Layout:
-        """The layout; constant."""
-        self._guard.check_process()
-        return self._description
-
-    def slot_counts(self) -> list[int]:
-        """Slots per pool group."""
-        with self._locked("slot_counts"):
-            return list(self._tier.slot_counts)
-
-    def pool_addresses(self) -> list[list[int]]:
-        """Base address of every pool: [pool group][pool]."""
-        with self._locked("pool_addresses"):
-            return [[pool.address for pool in pools] for pools in self._tier.pools]
-
-    def pool_memory(self, pool_group: int, pool: int) -> npt.NDArray[np.uint8]:
-        """All slots of a pool as writable bytes; keeps the memory alive.  UnsupportedError without bytes."""
-        with self._locked("pool_memory"):
-            pools = self._tier.pools
-            if not 0 <= pool_group < len(pools) or not 0 <= pool < len(pools[pool_group]):
-                raise ArgumentError(f"pool_memory(): there is no pool {pool} in pool group {pool_group}")
-            return pools[pool_group][pool].memory()
-
-    def mapped_bytes(self) -> int:
-        """Bytes that have memory, at most the quota."""
-        with self._locked("mapped_bytes"):
-            return self._tier.mapped_bytes
-
-    def device_handle(self) -> SimDevice | None:
-        """The sim device with its test interface, else None."""
-        self._guard.check_process()
-        return self._device if isinstance(self._device, SimDevice) else None
-
-    def statistics(self) -> list[tuple[int, int, int]]:
-        """Total, free and evictable slots per pool group; nothing is evictable without reuse."""
-        with self._locked("statistics"):
-            return [(allocator.capacity, allocator.num_free, 0) for allocator in self._tier.allocators]
-
-    def clamp_max_seq_len(self, batch_size: int, token_num_upper_bound: int) -> int:
-        """Longest sequence beside ``batch_size - 1`` of one token, at most the bound; 0 when none fits."""
-        with self._locked("clamp_max_seq_len"):
-            return clamp.clamp_max_seq_len(self._layout, self._tier.slot_counts, batch_size, token_num_upper_bound)
-
-    def synchronize(self) -> None:
-        """Wait until the device has done everything."""
-        with self._locked("synchronize"):
-            self._device.synchronize()
-
-    def snapshot(self) -> dict[str, Any]:
-        """The whole state as plain values."""
-        with self._locked("snapshot"):
-            return snapshot.take_snapshot(self._tier, self._registry.all())
-
-    def audit(self) -> None:
-        """Check every invariant; CorruptedError when one does not hold.  O(n)."""
-        with self._locked("audit"):
-            snapshot.audit(self._rules, self._tier, self._registry.all())
-
-    def num_open(self) -> int:
-        """Caches not closed."""
-        self._guard.check_process()
-        return len(self._registry)
-
-    def shutdown(self) -> None:
-        """Give the memory back; LogicError while caches are open; idempotent.  Living views keep their memory."""
-        with self._guard.locked("shutdown", even_after_shutdown=True):
-            if self._guard.is_shut_down:
-                return
-            if len(self._registry):
-                raise LogicError(f"shutdown(): {len(self._registry)} KV cache(s) still open")
-            self._guard.is_shut_down = True
-            self._tier.release()
-
     # --------------------------------------------------------------------------------------------------- caches
 
-    def create(self) -> int:
-        """A new SUSPENDED cache without pages; its handle."""
+    def create(
+        self,
+        scope: Scope = (None, None),
+        ids: Ids | None = None,
+        digests: Sequence[bytes] = (),
+        prompt_length: int = 0,
+        text_only: bool = False,
+        priorities: list[list[int]] | None = None,
+    ) -> int:
+        """A new SUSPENDED cache that owns the longest legal cached prefix of ``ids`` (None: no look-up); its handle."""
         with self._locked("create"):
-            return self._registry.add(lambda handle: KVCache(handle, self._rules))
+            if ids is not None:
+                check_ids(ids, len(digests), "input_tokens")
 
-    def resume(self, handle: int, stream: int | None) -> bool:
+            def make(handle: int) -> KVCache:
+                own = None if priorities is None else [list(values) for values in priorities]
+                cache = KVCache(handle, self._rules, scope, prompt_length, text_only, own)
+                if ids is not None:
+                    adopt_match(self._ground, cache, self._pages.match(scope, self._pages.query(ids, digests)))
+                return cache
+
+            with self._ground.journal.call():
+                return self._registry.add(make)
+
+    def extend_priorities(self, handle: int, priorities: list[list[int]]) -> None:
+        """Append to the lists given at creation."""
+        with self._inside("extend_priorities", handle) as cache:
+            if cache.priorities is None:
+                cache.priorities = [[] for _ in self._layout.life_cycles]
+            for values, more in zip(cache.priorities, priorities, strict=True):
+                values.extend(more)
+
+    def resume(self, handle: int, stream: int | None, optional_groups: Sequence[int] | None = None) -> bool:
         """SUSPENDED to ACTIVE; False when the pools are too full now."""
         with self._inside("resume", handle) as cache:
-            return self._transitions.resume(cache, stream)
+            return self._transitions.resume(cache, stream, optional_groups)
+
+    def commit(self, handle: int, ids: Ids, digests: Sequence[bytes], is_end: bool) -> None:
+        """The tokens are final: full blocks of them may be shared from now on."""
+        with self._inside("commit", handle) as cache:
+            commit(self._ground, cache, ids, digests, is_end)
 
     def suspend(self, handle: int) -> None:
         """ACTIVE to SUSPENDED; pages stay."""
@@ -162,7 +90,7 @@ class Manager:
         """Give all of a cache back; its handle is stale afterwards."""
         with self._inside("close", handle) as cache:
             _kept = _buffers_of(cache)
-            self._transitions.close(cache)
+            close(self._ground, cache)
             self._registry.remove(handle)
 
     def resize(self, handle: int, capacity: int | None, history: int | None) -> bool:
@@ -173,12 +101,43 @@ class Manager:
     def stop_committing(self, handle: int) -> None:
         """Nothing will be committed any more."""
         with self._inside("stop_committing", handle) as cache:
-            self._transitions.stop_committing(cache)
+            stop_committing(self._ground, cache)
 
     def commit_allowed(self, handle: int) -> bool:
         """Whether blocks may still be committed."""
         with self._inside("commit_allowed", handle) as cache:
             return cache.commit_allowed
+
+    def committed_tokens(self, handle: int) -> tuple[Ids, list[bytes]]:
+        """Ids and digests, these numbered by first use; fresh."""
+        with self._inside("committed_tokens", handle) as cache:
+            return self._reuse.committed_tokens(cache)
+
+    def block_keys(self, handle: int) -> npt.NDArray[np.uint8]:
+        """Chain keys of the full committed blocks: [blocks, 32], fresh."""
+        with self._inside("block_keys", handle) as cache:
+            return self._reuse.block_keys(cache)
+
+    def match_depths(self, handle: int) -> tuple[int, int]:
+        """At creation: tokens that the tree knew, and those that attention groups alone could have served."""
+        with self._inside("match_depths", handle) as cache:
+            return cache.divergence, cache.hybrid
+
+    def reuse_status(self, handle: int) -> list[ReuseStatus]:
+        """What each attention group held of the matched prefix, at creation."""
+        with self._inside("reuse_status", handle) as cache:
+            return self._reuse.status(cache)
+
+    def plan_drop(self, handle: int) -> int | None:
+        """Id of a plan over the window tail of the committed prefix; None when it is not whole any more."""
+        with self._inside("plan_committed_block_drop", handle) as cache:
+            return self._reuse.plan_drop(cache)
+
+    def page_is_linked(self, handle: int, ordinal: int, life_cycle: int) -> bool | None:
+        """Whether the page belongs to a node of the tree; None without a page."""
+        with self._inside("page_is_linked", handle) as cache:
+            self._life_cycle(life_cycle)
+            return self._reuse.page_is_linked(cache, ordinal, life_cycle)
 
     def lengths(self, handle: int) -> tuple[int, int, int, int]:
         """Committed, history, capacity (tokens), blocks."""
@@ -210,7 +169,7 @@ class Manager:
         """Change the number of beams; OutOfPagesError when slots lack."""
         with self._inside("set_beam_width", handle) as cache:
             _kept = _buffers_of(cache)
-            set_beam_width(self._transitions, cache, width)
+            set_beam_width(self._ground, cache, width)
 
     def scratch_enabled(self, handle: int) -> bool:
         """Whether stale-to-be blocks of a prefill chunk share scratch slots."""
@@ -286,8 +245,6 @@ class Manager:
     ) -> StepResult:
         """Resize a batch in list order and bring its rows of ``table`` up to date; see :mod:`..manager.step`."""
         self._guard.check_process()
-        if tokens is not None:
-            raise UnsupportedError("step(): tokens need prefix reuse, which is not built yet")
         if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int)):
             raise TypeError(f"step(): stream must be an int or None, not {type(stream).__name__}")
         if stream is not None and not 0 <= stream <= INT64_MAX:
@@ -302,9 +259,11 @@ class Manager:
                 (histories, "histories", np.int32),
             )
         ]
+        arrays = None if tokens is None else token_arrays(tokens)
         for values, name in zip(lists[1:], ("rows", "capacities", "histories"), strict=True):
             if len(values) != len(lists[0]):
                 raise ArgumentError(f"step(): {name} has {len(values)} entries, handles has {len(lists[0])}")
+        chosen = None if arrays is None else StepTokens.make(*arrays, len(lists[0]))
         if table.shape[0] != self._rules.num_life_cycles:
             raise ArgumentError(
                 f"step(): table has {table.shape[0]} layer groups, the manager has {self._rules.num_life_cycles}"
@@ -316,26 +275,7 @@ class Manager:
         target = self._device.own_stream() if stream is None else stream
         with self._guard.inside_all("step", self._registry, lists[0]) as caches:
             _kept = self._batch_step.held_table()
-            return self._batch_step.run(caches, lists[1], lists[2], lists[3], table, target)
-
-    # ---------------------------------------------------------------------------------------------------- inside
-
-    def _locked(self, call: str) -> AbstractContextManager[None]:
-        return self._guard.locked(call)
-
-    def _inside(self, call: str, handle: int) -> AbstractContextManager[KVCache]:
-        return self._guard.inside(call, self._registry, handle)
-
-    def _life_cycle(self, life_cycle: int) -> LifeCycle:
-        if not 0 <= life_cycle < len(self._layout.life_cycles):
-            raise UnknownBufferError(f"layer group {life_cycle} is unknown; there are {len(self._layout.life_cycles)}")
-        return self._layout.life_cycles[life_cycle]
-
-    def _hold_lock(self, seconds: float) -> None:
-        """Hold the manager's lock for a while; for tests of what other threads see."""
-        self._guard.check_process()
-        with self._guard.lock:
-            time.sleep(seconds)
+            return self._batch_step.run(caches, lists[1], lists[2], lists[3], table, chosen, target)
 
 
 def _buffers_of(cache: KVCache) -> list[npt.NDArray[np.int32]]:

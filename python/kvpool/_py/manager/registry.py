@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from kvpool._py.core.ids import handle_index, make_handle
 from kvpool._py.sequence.kv_cache import KVCache
@@ -40,6 +40,6 @@ class CacheRegistry:
         del self._caches[handle]
         self._free.append(handle_index(handle))
 
-    def all(self) -> Iterable[KVCache]:
+    def all(self) -> Collection[KVCache]:
         """All open caches."""
         return self._caches.values()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from kvpool._py.core.ids import BAD_PAGE_INDEX
 from kvpool._py.core.math import div_up
+from kvpool._py.page.prefix_cache import PrefixCache
 from kvpool._py.sequence.block_table import exposed_slots
 from kvpool._py.sequence.kv_cache import SUSPENDED, KVCache, SequenceRules
 from kvpool._py.storage.live_ranges import Range, stale_range
@@ -14,18 +16,20 @@ from kvpool._py.storage.tier import Tier
 from kvpool.errors import CorruptedError
 
 
-def take_snapshot(tier: Tier, caches: Iterable[KVCache]) -> dict[str, Any]:
-    """State of slots and caches; caches by ascending handle.  Copies: later calls do not change it."""
+def take_snapshot(tier: Tier, pages: PrefixCache, caches: Collection[KVCache]) -> dict[str, Any]:
+    """State of slots, caches, tree and queues; caches by ascending handle.  Copies: later calls do not change it."""
     return {
         "pool_groups": [
             {"total": allocator.capacity, "free": allocator.num_free, "used": allocator.occupied_ids()}
             for allocator in tier.allocators
         ],
-        "caches": [_cache_snapshot(cache) for cache in sorted(caches, key=lambda cache: cache.handle)],
+        "caches": [_cache_snapshot(pages, cache) for cache in sorted(caches, key=lambda cache: cache.handle)],
+        "tree": pages.dump_tree(),
+        "queues": pages.dump_queues(),
     }
 
 
-def _cache_snapshot(cache: KVCache) -> dict[str, Any]:
+def _cache_snapshot(pages: PrefixCache, cache: KVCache) -> dict[str, Any]:
     return {
         "handle": cache.handle,
         "status": cache.status,
@@ -34,29 +38,41 @@ def _cache_snapshot(cache: KVCache) -> dict[str, Any]:
         "capacity": cache.capacity,
         "beam_width": cache.beam_width,
         "commit_allowed": cache.commit_allowed,
+        "scope": list(cache.scope),
+        "tail": pages.readable(cache.tail),
+        "match": [cache.divergence, cache.hybrid],
         "slots": [[list(slots) for slots in beams] for beams in cache.slots],
         "ssm": [list(states) for states in cache.ssm],
+        "ssm_source": list(cache.ssm_source),
         "scratch": [list(slots) for slots in cache.scratch],
     }
 
 
-def audit(rules: SequenceRules, tier: Tier, caches: Iterable[KVCache]) -> None:
-    """Raise CorruptedError when an invariant does not hold.  O(slots + blocks)."""
-    owned: list[list[int]] = [[] for _ in range(rules.num_pool_groups)]
+def audit(rules: SequenceRules, tier: Tier, pages: PrefixCache, caches: Collection[KVCache]) -> None:
+    """Raise CorruptedError when an invariant does not hold.  O(slots + blocks + tree)."""
+    owners: Counter[tuple[int, int]] = Counter()  # (life cycle, slot)
     for cache in caches:
         _audit_lengths(rules, cache)
-        before = [len(slots) for slots in owned]
-        _collect_slots(rules, cache, owned)
-        counts = [len(slots) - n for slots, n in zip(owned, before, strict=True)]
+        owned = _owned_pages(rules, cache)
+        places = Counter((rules.pool_group_of[index], slot) for index, slot in owned)
+        _expect(set(places.values()) <= {1}, f"cache {cache.handle:#x} owns a slot twice")
+        counts = [sum(place[0] == group for place in places) for group in range(rules.num_pool_groups)]
         _expect(counts == cache.owned, f"cache {cache.handle:#x} counts {cache.owned} slots, owns {counts}")
+        owners.update(owned)
         _audit_blocks(rules, cache)
+        _audit_committed(rules, pages, cache)
         _audit_buffers(cache)
-    for group, (allocator, slots) in enumerate(zip(tier.allocators, owned, strict=True)):
+    for group, allocator in enumerate(tier.allocators):
         _expect(allocator.audit(), f"slot allocator of pool group {group}")
-        _expect(len(set(slots)) == len(slots), f"a slot of pool group {group} has two owners")
-        _expect(sorted(slots) == allocator.occupied_ids(), f"pool group {group}: occupied slots are not the owned ones")
+        used = {slot for index, slot in owners if rules.pool_group_of[index] == group}
+        occupied = set(allocator.occupied_ids())
+        _expect(used <= occupied, f"pool group {group}: a slot that a cache owns is free")
+        cached = len(occupied) - len(used)
+        _expect(cached == pages.evictable(group), f"pool group {group}: {cached} slots without an owner")
         free_and_occupied = allocator.num_free + allocator.num_occupied + allocator.num_overflow
         _expect(free_and_occupied == allocator.capacity, f"pool group {group}: free + occupied is not total")
+    last_nodes = [cache.last_node for cache in caches if cache.last_node is not None]
+    pages.audit(owners, last_nodes, [cache.tail for cache in caches])
 
 
 def _expect(condition: bool, what: str) -> None:
@@ -71,18 +87,38 @@ def _audit_lengths(rules: SequenceRules, cache: KVCache) -> None:
     _expect(len(cache.beam_begin) == cache.beam_width, f"{name}: beams")
 
 
-def _collect_slots(rules: SequenceRules, cache: KVCache, owned: list[list[int]]) -> None:
+def _owned_pages(rules: SequenceRules, cache: KVCache) -> list[tuple[int, int]]:
+    """(Life cycle, slot) of everything that a request owns."""
+    owned: list[tuple[int, int]] = []
     for life_cycle in rules.attention:
-        slots = owned[life_cycle.pool_group]
-        slots.extend(cache.scratch[life_cycle.index])
-        for beam in cache.slots[life_cycle.index]:
-            slots.extend(slot for slot in beam if slot != BAD_PAGE_INDEX)
-    for life_cycle, states in zip(rules.ssm, cache.ssm, strict=True):
-        owned[life_cycle.pool_group].extend(slot for slot in states if slot != BAD_PAGE_INDEX)
+        index = life_cycle.index
+        owned.extend((index, slot) for slot in cache.scratch[index])
+        for beam in cache.slots[index]:
+            owned.extend((index, slot) for slot in beam if slot != BAD_PAGE_INDEX)
+    for life_cycle, states, source in zip(rules.ssm, cache.ssm, cache.ssm_source, strict=True):
+        owned.extend((life_cycle.index, slot) for slot in (source, *states) if slot != BAD_PAGE_INDEX)
+    return owned
+
+
+def _audit_committed(rules: SequenceRules, pages: PrefixCache, cache: KVCache) -> None:
+    """The last node and the tail are where the committed tokens end; what the tree knows of a page fits its place."""
+    name = f"cache {cache.handle:#x}"
+    blocks, rest = divmod(cache.committed, rules.tokens_per_block)
+    node = cache.last_node
+    _expect(len(cache.tail) == 4 * rest, f"{name}: tail")
+    _expect(blocks == (0 if node is None else node.ordinal + 1), f"{name}: last node")
+    for ordinal in reversed(range(blocks)):
+        assert node is not None, "ordinals go down by one"
+        for life_cycle in rules.attention:
+            slot = cache.slots[life_cycle.index][0][ordinal]
+            known = None if slot == BAD_PAGE_INDEX else pages.node_of(life_cycle.index, slot)
+            _expect(known is None or known is node, f"{name}: page {ordinal} of group {life_cycle.index}")
+        node = node.parent
 
 
 def _audit_blocks(rules: SequenceRules, cache: KVCache) -> None:
     """Live blocks have pages, scratch blocks none, stale ones only while they may still be committed."""
+    committed = cache.committed // rules.tokens_per_block
     may_hold = cache.commit_allowed and not rules.commit_min_snapshot
     for life_cycle in rules.attention:
         index = life_cycle.index
@@ -95,8 +131,9 @@ def _audit_blocks(rules: SequenceRules, cache: KVCache) -> None:
             for ordinal, slot in enumerate(slots):
                 has_page = slot != BAD_PAGE_INDEX
                 if stale[0] <= ordinal < stale[1]:
-                    _expect(may_hold or not has_page, f"{name}: stale block {ordinal} has a page")
-                else:
+                    is_held = may_hold and ordinal >= committed
+                    _expect(is_held or not has_page, f"{name}: stale block {ordinal} has a page")
+                elif not (cache.copy_pending and life_cycle.optional):
                     live = not scratch[0] <= ordinal < scratch[1] and ordinal >= cache.beam_begin[beam]
                     _expect(live == has_page, f"{name}: block {ordinal}")
 

@@ -7,65 +7,36 @@ wrote each of its rows, so that a request whose row is intact writes changed ent
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvpool._py.core.ids import BAD_PAGE_INDEX, NO_EVENT
+from kvpool._py.core.ids import NO_EVENT
 from kvpool._py.core.math import div_up
-from kvpool._py.sequence.block_table import exposed_slots
+from kvpool._py.manager.page_table import Interval, PageTable
+from kvpool._py.manager.step_arguments import StepTokens
+from kvpool._py.sequence.commit import Hulls, check_allowed, check_lengths, commit_tokens
+from kvpool._py.sequence.ground import SlotCopy
 from kvpool._py.sequence.kv_cache import ACTIVE, KVCache
-from kvpool._py.sequence.resize_plan import ResizePlan
+from kvpool._py.sequence.resize_plan import Grants, ResizePlan, add_pages, count_resize, hull
 from kvpool._py.sequence.transitions import Transitions
-from kvpool._py.storage.live_ranges import Range
-from kvpool._py.storage.tier import Reservation, Shortage
+from kvpool._py.storage.tier import Shortage
 from kvpool.errors import ArgumentError, LogicError
 from kvpool.v2._backend import StepResult
 
-Interval = tuple[int, Range]
-"""Layer group and changed blocks."""
+NO_TOKENS = b""
 
 
-class _BatchTable:
-    """The caller's table ``[layer_group, row, block]`` and who wrote its rows."""
+@dataclass(slots=True)
+class _Work:
+    """A request of which more than the lengths changes."""
 
-    def __init__(self) -> None:
-        self.epoch = 0  # counts tables; a request's row is valid for one of them
-        self._identity: tuple[int, tuple[int, ...]] | None = None
-        self._export: memoryview | None = None  # keeps the memory, so that no other array can get its address
-        self._owners: list[int] = []  # row -> handle
-        self._table: npt.NDArray[np.int32] = np.empty((0, 0, 0), np.int32)
-
-    def remember(self, table: npt.NDArray[np.int32]) -> None:
-        """Another address or shape is another table, whose rows nobody has written."""
-        identity = int(table.ctypes.data), table.shape
-        if identity != self._identity:
-            self._identity = identity
-            self._export = table.data
-            self._owners = [-1] * table.shape[1]
-            self.epoch += 1
-        self._table = table
-
-    def is_intact(self, cache: KVCache, row: int) -> bool:
-        """Whether the row holds what this cache wrote last."""
-        return cache.row == row and cache.table_epoch == self.epoch and self._owners[row] == cache.handle
-
-    def bind(self, cache: KVCache, row: int) -> None:
-        """The row is this cache's from now on."""
-        self._owners[row] = cache.handle
-        cache.row = row
-        cache.table_epoch = self.epoch
-
-    def write(self, cache: KVCache, row: int, interval: Interval) -> None:
-        """Write changed blocks; those beyond the end become -1."""
-        group, (begin, end) = interval
-        target = self._table[group, row]
-        inside = min(end, cache.num_blocks)
-        if begin < inside:
-            target[begin:inside] = exposed_slots(cache, group, 0, begin, inside)
-        if inside < end:
-            target[max(begin, inside) : end] = BAD_PAGE_INDEX
+    plan: ResizePlan
+    tokens: bytes
+    granted: Grants | None = None  # None: it was not served
+    hulls: Hulls = field(default_factory=dict)  # changes that the commit made
 
 
 class BatchStep:
@@ -73,13 +44,14 @@ class BatchStep:
 
     def __init__(self, transitions: Transitions) -> None:
         self._transitions = transitions
-        self._table = _BatchTable()
+        self._ground = transitions.ground
+        self._table = PageTable()
         self._ok = np.empty(0, np.bool_)
         self._dirty = np.empty((0, 4), np.int32)
 
     def held_table(self) -> tuple[Any, ...]:
         """What keeps the table of the last step; its end may run the caller's code, so not under the lock."""
-        return self._table._table, self._table._export
+        return self._table.held()
 
     def run(
         self,
@@ -88,25 +60,21 @@ class BatchStep:
         capacities: Sequence[int],
         histories: Sequence[int],
         table: npt.NDArray[np.int32],
+        tokens: StepTokens | None,
         stream: int,
     ) -> StepResult:
         """Serve the batch; the caches are known to be distinct.  Device calls in this order: one hand-over per foreign
-        stream, one wait per distinct event behind the allocated slots, one event behind all of it.
+        stream, one wait per event behind the slots used from now on, copies, one event behind all of it.
         """
-        plans = self._check(caches, rows, capacities, histories, table.shape)
-        reservations: dict[int, Reservation] = {}
-        short: list[int] = []
-        try:
-            self._reserve(plans, reservations, short)
-            event = self._order_streams(caches, short, stream, list(reservations.values()))
-        except BaseException:
-            for reservation in reversed(reservations.values()):
-                self._transitions.tier.undo(reservation)
-            raise
-        self._transitions.tier.settle(reservations.values(), event)
+        works = self._check(caches, rows, capacities, histories, table.shape, tokens)
+        with self._ground.journal.call():
+            copies = self._serve(caches, works)
+            event = self._order_streams(caches, works, stream, copies)
         self._table.remember(table)
-        dirty = self._apply(caches, rows, capacities, histories, plans, reservations, stream)
-        return self._result(len(caches), short, dirty, event)
+        if tokens is not None:
+            _append_tails(caches, works, tokens)
+        dirty = self._apply(caches, rows, capacities, histories, works, stream)
+        return self._result(len(caches), works, dirty, event)
 
     # ------------------------------------------------------------------------------------------------- checking
 
@@ -117,16 +85,20 @@ class BatchStep:
         capacities: Sequence[int],
         histories: Sequence[int],
         shape: tuple[int, ...],
-    ) -> dict[int, ResizePlan]:
+        tokens: StepTokens | None,
+    ) -> dict[int, _Work]:
         """Refuse the whole call for the first request that no state of the pools could serve.
 
-        The answer has plans only for requests of which more than the lengths changes.
+        The answer is only about requests of which more than the lengths and the tail of the tokens changes.
         """
-        plans: dict[int, ResizePlan] = {}
+        works: dict[int, _Work] = {}
         _, num_rows, max_blocks = shape
         taken = bytearray(num_rows)
-        requests = zip(caches, rows, capacities, histories, strict=True)
-        for position, (cache, row, capacity, history) in enumerate(requests):
+        counts = [0] * len(caches) if tokens is None else tokens.counts
+        block_bytes = 4 * self._ground.rules.tokens_per_block
+        may_append = not self._ground.rules.commit_min_snapshot
+        requests = zip(caches, rows, capacities, histories, counts, strict=True)
+        for position, (cache, row, capacity, history, count) in enumerate(requests):
             if not 0 <= row < num_rows or taken[row]:
                 self._refuse_row(position, row, num_rows)
             taken[row] = 1
@@ -137,21 +109,40 @@ class BatchStep:
                 and cache.status == ACTIVE
                 and cache.beam_width == 1
                 and cache.num_blocks <= max_blocks
+                and (
+                    not count  # else: committing is allowed, and fills no block
+                    or (
+                        len(cache.tail) + 4 * count < block_bytes
+                        and cache.committed + count <= history
+                        and cache.committed + count <= cache.capacity
+                        and cache.commit_allowed
+                        and may_append
+                    )
+                )
             ):
-                plans[position] = self._plan(position, cache, capacity, history, max_blocks)
-        return plans
+                chosen = NO_TOKENS if tokens is None else tokens.of(position)
+                works[position] = self._plan(position, cache, capacity, history, max_blocks, count, chosen)
+        return works
 
-    def _plan(self, position: int, cache: KVCache, capacity: int, history: int, max_blocks: int) -> ResizePlan:
+    def _plan(
+        self, position: int, cache: KVCache, capacity: int, history: int, max_blocks: int, count: int, tokens: bytes
+    ) -> _Work:
         where = f"step(): request {position}"
+        rules = self._transitions.rules
         if cache.status != ACTIVE:
             raise LogicError(f"{where}: the KV cache is not ACTIVE")
         if cache.beam_width != 1:
             raise LogicError(f"{where}: beam_width is {cache.beam_width}, the table has room for 1")
-        self._transitions.check_lengths(cache, capacity, history, where)
-        num_blocks = div_up(capacity, self._transitions.rules.tokens_per_block)
+        if count:
+            check_allowed(cache, f"{where}: ")
+            check_lengths(rules, cache, count, f"{where}: ")
+        self._transitions.check_lengths(cache, capacity, history, where, cache.committed + count if count else 0)
+        num_blocks = div_up(capacity, rules.tokens_per_block)
         if num_blocks > max_blocks:
             raise ArgumentError(f"{where}: capacity {capacity} needs {num_blocks} blocks, the table has {max_blocks}")
-        return self._transitions.plan(cache, capacity, history, where)
+        plan = count_resize(rules, cache, history, capacity)
+        self._transitions.check_fits(plan, where)
+        return _Work(plan, tokens)
 
     @staticmethod
     def _refuse_row(position: int, row: int, num_rows: int) -> None:
@@ -161,34 +152,38 @@ class BatchStep:
 
     # -------------------------------------------------------------------------------------------------- serving
 
-    def _reserve(self, plans: dict[int, ResizePlan], reservations: dict[int, Reservation], short: list[int]) -> None:
-        """In list order: slots, or the position into ``short``."""
-        tier = self._transitions.tier
-        for position, plan in plans.items():
-            reservation = tier.reserve(plan.released, plan.wanted)
-            if isinstance(reservation, Shortage):
-                short.append(position)
+    def _serve(self, caches: Sequence[KVCache], works: dict[int, _Work]) -> list[SlotCopy]:
+        """In list order: commit, then slots for the new lengths; or nothing for a request that they lack for.
+
+        The answer are the copies that the commits want.
+        """
+        ground, copies = self._ground, list[SlotCopy]()
+        for position, work in works.items():
+            cache = caches[position]
+            savepoint, num_copies = ground.journal.savepoint(), len(copies)
+            if work.tokens:
+                work.hulls = commit_tokens(ground, cache, work.tokens, False, copies)
+            add_pages(ground.rules, cache, work.plan)
+            granted = ground.exchange(work.plan.released, work.plan.wanted)
+            if isinstance(granted, Shortage):
+                ground.journal.undo_to(savepoint)
+                del copies[num_copies:]
             else:
-                reservations[position] = reservation
+                work.granted = granted
+        return copies
 
     def _order_streams(
-        self, caches: Sequence[KVCache], short: Sequence[int], stream: int, reservations: Sequence[Reservation]
+        self, caches: Sequence[KVCache], works: dict[int, _Work], stream: int, copies: Sequence[SlotCopy]
     ) -> int:
-        device, tier = self._transitions.device, self._transitions.tier
-        failed = set(short)
+        failed = {position for position, work in works.items() if work.granted is None}
         foreign = {
             cache.stream: None
             for position, cache in enumerate(caches)
             if cache.stream != stream and position not in failed
         }
         for other in foreign:  # in order of first appearance
-            if other is not None:
-                device.wait(stream, device.record(other))
-        for event in tier.events_to_wait_for(reservations):
-            device.wait(stream, event)
-        if any(any(r.released.values()) or any(r.allocated.values()) for r in reservations):
-            return device.record(stream)
-        return NO_EVENT
+            self._ground.hand_over(other, stream)
+        return self._ground.order(stream, copies, handed_out_too=True) if works else NO_EVENT
 
     def _apply(
         self,
@@ -196,8 +191,7 @@ class BatchStep:
         rows: Sequence[int],
         capacities: Sequence[int],
         histories: Sequence[int],
-        plans: dict[int, ResizePlan],
-        reservations: dict[int, Reservation],
+        works: dict[int, _Work],
         stream: int,
     ) -> list[tuple[int, int, int, int]]:
         """Change the records and the table; can not fail.  The answer is the dirty list."""
@@ -206,41 +200,41 @@ class BatchStep:
         requests = zip(caches, rows, capacities, histories, strict=True)
         for position, (cache, row, capacity, history) in enumerate(requests):
             intervals: list[Interval] = []
-            plan = plans.get(position)
-            if plan is None:
+            work = works.get(position)
+            if work is None:
                 cache.history = history
                 cache.capacity = capacity
-            elif position in reservations:
-                intervals = self._apply_plan(cache, plan, reservations[position])
+            elif work.granted is not None:
+                intervals = self._apply_work(cache, work, work.granted)
             else:
                 continue
             cache.stream = stream
             if not table.is_intact(cache, row):
-                intervals = self._whole_row()
+                intervals = table.whole_row()
                 table.bind(cache, row)
             for interval in intervals:
                 table.write(cache, row, interval)
                 dirty.append((interval[0], row, *interval[1]))
         return dirty
 
-    def _apply_plan(self, cache: KVCache, plan: ResizePlan, reservation: Reservation) -> list[Interval]:
-        old_blocks = cache.num_blocks
-        self._transitions.apply(cache, plan, reservation.allocated)
+    def _apply_work(self, cache: KVCache, work: _Work, granted: Grants) -> list[Interval]:
+        old_blocks, plan = cache.num_blocks, work.plan
+        for part in plan.parts:
+            if part.life_cycle in work.hulls:
+                part.changed = hull((), part.changed, work.hulls[part.life_cycle])
+        self._transitions.apply(cache, plan, granted)
         return [(part.life_cycle, r) for part in plan.parts for r in plan.intervals(part, old_blocks)]
 
-    def _whole_row(self) -> list[Interval]:
-        num_groups, _, max_blocks = self._table._table.shape
-        return [(group, (0, max_blocks)) for group in range(num_groups)]
-
     def _result(
-        self, num_requests: int, short: Sequence[int], dirty: list[tuple[int, int, int, int]], event: int
+        self, num_requests: int, works: dict[int, _Work], dirty: list[tuple[int, int, int, int]], event: int
     ) -> StepResult:
         if len(self._ok) < num_requests:
             self._ok = np.empty(max(num_requests, 2 * len(self._ok)), np.bool_)
         ok = self._ok[:num_requests]
         ok[:] = True
-        for position in short:
-            ok[position] = False
+        for position, work in works.items():
+            if work.granted is None:
+                ok[position] = False
         if len(self._dirty) < len(dirty):
             self._dirty = np.empty((max(len(dirty), 2 * len(self._dirty)), 4), np.int32)
         changed = self._dirty[: len(dirty)]
@@ -249,29 +243,11 @@ class BatchStep:
         return StepResult(ok, changed, event)
 
 
-def require_array(value: Any, name: str, dtype: type[np.generic], ndim: int, writable: bool = False) -> Any:
-    """``value`` as an array without a copy.
-
-    TypeError for what is no buffer; ArgumentError naming the argument for another dtype, number of dimensions, for
-    strides that are not C-contiguous, and for read-only memory where it will be written.
-    """
-    if not isinstance(value, np.ndarray):
-        try:
-            value = np.asarray(memoryview(value))
-        except TypeError as error:
-            raise TypeError(
-                f"step(): {name} must be an array of {np.dtype(dtype)}, not {type(value).__name__}"
-            ) from error
-    if value.dtype != dtype:
-        raise ArgumentError(f"step(): {name} must have dtype {np.dtype(dtype)}, not {value.dtype}")
-    if value.ndim != ndim:
-        raise ArgumentError(f"step(): {name} must have {ndim} dimension(s), not {value.ndim}")
-    if not value.flags.c_contiguous:
-        raise ArgumentError(f"step(): {name} must be C-contiguous")
-    if not value.flags.aligned:
-        raise ArgumentError(f"step(): {name} must be aligned")
-    if writable and not value.flags.writeable:
-        raise ArgumentError(f"step(): {name} must be writable")
-    if type(value) is not np.ndarray:
-        return value.view(np.ndarray)  # no code of the caller's class under the lock
-    return value
+def _append_tails(caches: Sequence[KVCache], works: dict[int, _Work], tokens: StepTokens) -> None:
+    """Commit the tokens of the requests that fill no block."""
+    data, end = tokens.data, 0
+    for position, (cache, count) in enumerate(zip(caches, tokens.counts, strict=True)):
+        begin, end = end, end + count
+        if count and position not in works:
+            cache.tail += data[4 * begin : 4 * end]
+            cache.committed += count

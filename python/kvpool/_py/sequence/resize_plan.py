@@ -2,19 +2,26 @@
 
 The plan is a pure function of the record and the lengths; it knows nothing of free slots.  ``resize``, ``resume``
 and the batch step all follow it.  Order, which decides slot ids: life cycles ascending; in each the missing scratch slots, then
-pages by ordinal and, within one, by beam.
+pages by ordinal and, within one, by beam.  What goes: life cycles ascending; in each pages by beam and ordinal, then scratch
+slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvpool._py.core.ids import BAD_PAGE_INDEX
 from kvpool._py.core.math import div_up
-from kvpool._py.sequence.kv_cache import KVCache, SequenceRules
+from kvpool._py.sequence.kv_cache import DEFAULT_PRIORITY, KVCache, SequenceRules
 from kvpool._py.storage.layout import LifeCycle
 from kvpool._py.storage.live_ranges import Range, overlap, scratch_range, scratch_slots, stale_range
+
+Page = tuple[int, int]
+"""Life cycle and slot."""
+
+Grants = dict[int, list[int]]
+"""Life cycle to slots, in the order in which they were asked for."""
 
 
 @dataclass(slots=True)
@@ -39,9 +46,8 @@ class ResizePlan:
     capacity: int
     num_blocks: int
     parts: list[LifeCyclePlan] = field(default_factory=list)
-    take_states: bool = False  # first resume: a slot per state life cycle and beam
-    released: dict[int, list[int]] = field(default_factory=dict)  # pool group -> slots that come back
-    wanted: dict[int, int] = field(default_factory=dict)  # pool group -> slots
+    released: list[Page] = field(default_factory=list)  # in the order in which they go
+    wanted: dict[int, list[int]] = field(default_factory=dict)  # life cycle -> priority of each slot
     total: dict[int, int] = field(default_factory=dict)  # pool group -> slots owned after, held ones not counted
 
     def never_fits(self, rules: SequenceRules) -> tuple[int, int] | None:
@@ -64,13 +70,30 @@ class ResizePlan:
 
 def plan_resize(rules: SequenceRules, cache: KVCache, history: int, capacity: int) -> ResizePlan:
     """Plan for the lengths ``history`` ≤ ``capacity``; with the present ones it restores what a suspend gave up."""
+    plan = count_resize(rules, cache, history, capacity)
+    if plan.never_fits(rules) is None:  # else the list of its pages could be longer than the memory
+        add_pages(rules, cache, plan)
+    return plan
+
+
+def count_resize(rules: SequenceRules, cache: KVCache, history: int, capacity: int) -> ResizePlan:
+    """The ranges and totals of a plan; they depend on lengths alone."""
     plan = ResizePlan(history, capacity, div_up(capacity, rules.tokens_per_block))
     plan.parts = [_count_attention(rules, cache, life_cycle, plan) for life_cycle in rules.attention]
-    _plan_states(rules, cache, plan)
-    if plan.never_fits(rules) is None:  # else the list of its pages could be longer than the memory
-        for part in plan.parts:
-            _plan_pages(rules, cache, part, plan)
+    for life_cycle in rules.ssm:
+        group = life_cycle.pool_group
+        plan.total[group] = plan.total.get(group, 0) + cache.beam_width
     return plan
+
+
+def add_pages(rules: SequenceRules, cache: KVCache, plan: ResizePlan) -> None:
+    """The pages that go and come."""
+    for part in plan.parts:
+        _plan_pages(rules, cache, part, plan)
+    if not cache.opened:
+        for life_cycle in rules.ssm:
+            priority = cache.priority(life_cycle.index, cache.committed // rules.tokens_per_block)
+            plan.wanted[life_cycle.index] = [priority] * cache.beam_width
 
 
 def _count_attention(rules: SequenceRules, cache: KVCache, life_cycle: LifeCycle, plan: ResizePlan) -> LifeCyclePlan:
@@ -92,22 +115,36 @@ def _count_attention(rules: SequenceRules, cache: KVCache, life_cycle: LifeCycle
 
 def _plan_pages(rules: SequenceRules, cache: KVCache, part: LifeCyclePlan, plan: ResizePlan) -> None:
     """The pages that go and come, and the entries that change."""
-    index, group = part.life_cycle, part.pool_group
-    newly_stale = range(max(cache.stale[index][1], part.stale[0]), min(part.stale[1], cache.num_blocks))
-    hold = cache.commit_allowed and not rules.commit_min_snapshot  # a stale page may still be committed
-    part.drop = _pages_to_drop(cache, index, range(0) if hold else newly_stale, part.scratch, plan.num_blocks)
+    index = part.life_cycle
+    stale, held = newly_stale(rules, cache, index, part.stale)
+    part.drop = stale + _pages_to_drop(cache, index, part.scratch, plan.num_blocks)
     part.take = _pages_to_take(cache, index, part.stale, part.scratch, plan.num_blocks)
     common = min(cache.num_blocks, plan.num_blocks)
-    part.changed = _hull(newly_stale if hold else range(0), part.drop, part.take, common)
+    part.changed = hull((ordinal for ordinal in (*part.drop, *part.take) if ordinal < common), held)
 
-    released = plan.released.setdefault(group, [])
     for slots in cache.slots[index]:
-        released.extend(slot for slot in map(slots.__getitem__, part.drop) if slot != BAD_PAGE_INDEX)
-    released.extend(cache.scratch[index][part.num_scratch :])
-    wanted = max(0, part.num_scratch - len(cache.scratch[index]))
-    for begin in cache.beam_begin:
-        wanted += len(part.take) if begin == 0 else sum(ordinal >= begin for ordinal in part.take)
-    plan.wanted[group] = plan.wanted.get(group, 0) + wanted
+        plan.released.extend((index, slots[ordinal]) for ordinal in part.drop if slots[ordinal] != BAD_PAGE_INDEX)
+    scratch = cache.scratch[index]
+    plan.released.extend((index, slot) for slot in scratch[part.num_scratch :])
+    wanted = [DEFAULT_PRIORITY] * (part.num_scratch - len(scratch))
+    for ordinal in part.take:
+        beams = sum(ordinal >= begin for begin in cache.beam_begin)
+        wanted += [cache.priority(index, ordinal)] * beams
+    if wanted:
+        plan.wanted[index] = wanted
+
+
+def newly_stale(rules: SequenceRules, cache: KVCache, index: int, stale: Range) -> tuple[list[int], Range]:
+    """What a longer history means for a life cycle: ordinals whose pages go, and blocks that are held from now on.
+
+    Committed pages go: the tree keeps them.  Others are held while they may still be committed.
+    """
+    slots = cache.slots[index][0]
+    begin, end = max(cache.stale[index][1], stale[0]), min(stale[1], cache.num_blocks)
+    first_held = end
+    if cache.commit_allowed and not rules.commit_min_snapshot:
+        first_held = min(end, max(begin, cache.committed // rules.tokens_per_block))
+    return [o for o in range(begin, first_held) if slots[o] != BAD_PAGE_INDEX], (first_held, end)
 
 
 def needs_scratch(rules: SequenceRules, cache: KVCache) -> bool:
@@ -123,11 +160,10 @@ def _scratch_blocks(rules: SequenceRules, life_cycle: LifeCycle, history: int, c
     return scratch_range(history, capacity, rules.max_rewind, tpb, window, sinks)
 
 
-def _pages_to_drop(cache: KVCache, index: int, stale: range, scratch: Range, num_blocks: int) -> list[int]:
-    """Ordinals whose pages go: newly stale, now scratch, or beyond the end."""
+def _pages_to_drop(cache: KVCache, index: int, scratch: Range, num_blocks: int) -> list[int]:
+    """Ordinals whose pages go though they are not stale: now scratch, or beyond the end."""
     slots = cache.slots[index][0]  # beam 0 has every page that a beam has
-    ordinals = list(stale)
-    ordinals.extend(range(scratch[0], min(scratch[1], cache.num_blocks)))
+    ordinals = list(range(scratch[0], min(scratch[1], cache.num_blocks)))
     ordinals.extend(range(num_blocks, cache.num_blocks))
     return [ordinal for ordinal in ordinals if slots[ordinal] != BAD_PAGE_INDEX]
 
@@ -151,46 +187,31 @@ def _without(blocks: Range, first: Range, second: Range) -> list[int]:
     return ordinals
 
 
-def _hull(hidden: range, drop: list[int], take: list[int], common_blocks: int) -> Range:
-    """Smallest range over the blocks that are held from now on and all pages that come or go below ``common_blocks``."""
-    changed = [ordinal for ordinal in (*drop, *take) if ordinal < common_blocks]
-    if hidden:
-        changed += [hidden[0], hidden[-1]]
-    return (min(changed), max(changed) + 1) if changed else (0, 0)
+def hull(ordinals: Iterable[int], *ranges: Range) -> Range:
+    """Smallest range over all of it."""
+    found = list(ordinals)
+    for begin, end in ranges:
+        if begin < end:
+            found += (begin, end - 1)
+    return (min(found), max(found) + 1) if found else (0, 0)
 
 
-def _plan_states(rules: SequenceRules, cache: KVCache, plan: ResizePlan) -> None:
+def apply_resize(rules: SequenceRules, cache: KVCache, plan: ResizePlan, granted: Grants) -> None:
+    """Bring the record to the plan; ``granted`` are the slots that it wanted.  Can not fail."""
+    for part in plan.parts:
+        _apply_part(cache, plan, part, granted.get(part.life_cycle, []))
     for position, life_cycle in enumerate(rules.ssm):
-        group = life_cycle.pool_group
-        plan.total[group] = plan.total.get(group, 0) + cache.beam_width
-        if cache.ssm[position][0] == BAD_PAGE_INDEX:
-            plan.take_states = True
-            plan.wanted[group] = plan.wanted.get(group, 0) + cache.beam_width
-
-
-def apply_resize(rules: SequenceRules, cache: KVCache, plan: ResizePlan, allocated: dict[int, list[int]]) -> None:
-    """Bring the record to the plan; ``allocated`` are the slots that it wanted, per pool group.  Can not fail."""
-    supply = {group: iter(slots) for group, slots in allocated.items()}
-    parts = {part.life_cycle: part for part in plan.parts}
-    states = 0
-    for index in range(rules.num_life_cycles):
-        part = parts.get(index)
-        if part is not None:
-            _apply_part(cache, plan, part, supply.get(part.pool_group, iter(())))
-            continue
-        if plan.take_states:
-            source = supply[rules.ssm[states].pool_group]
-            cache.ssm[states] = [next(source) for _ in range(cache.beam_width)]
-        states += 1
-    for group, slots in allocated.items():
-        cache.owned[group] += len(slots)
-    for group, slots in plan.released.items():
-        cache.owned[group] -= len(slots)
+        if life_cycle.index in granted:
+            cache.ssm[position] = granted[life_cycle.index]
+    for index, slots in granted.items():
+        cache.owned[rules.pool_group_of[index]] += len(slots)
+    for index, _ in plan.released:
+        cache.owned[rules.pool_group_of[index]] -= 1
     cache.history, cache.capacity, cache.num_blocks = plan.history, plan.capacity, plan.num_blocks
     cache.refresh_limits(rules)
 
 
-def _apply_part(cache: KVCache, plan: ResizePlan, part: LifeCyclePlan, supply: Iterator[int]) -> None:
+def _apply_part(cache: KVCache, plan: ResizePlan, part: LifeCyclePlan, granted: list[int]) -> None:
     index = part.life_cycle
     beams = cache.slots[index]
     grown = plan.num_blocks - cache.num_blocks
@@ -201,6 +222,7 @@ def _apply_part(cache: KVCache, plan: ResizePlan, part: LifeCyclePlan, supply: I
             slots.extend([BAD_PAGE_INDEX] * grown)
         else:
             del slots[plan.num_blocks :]
+    supply = iter(granted)
     scratch = cache.scratch[index]
     del scratch[part.num_scratch :]
     while len(scratch) < part.num_scratch:

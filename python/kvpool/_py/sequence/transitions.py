@@ -1,34 +1,31 @@
-"""What can happen to one request: resize, resume, suspend, close, another stream, the end of committing.
+"""What can happen to one request: resize, resume, suspend, another stream, scratch on or off.
 
-Every function plans first, then calls the device, then changes the record.  Device calls may fail; they come before the
-record changes, and the exchange of slots is undone, so a failing call leaves everything as before.
+Every function plans first, then changes slots and pages under the journal, then calls the device, then changes the record.
+Device calls may fail; they come before the record changes, and the journal takes the rest back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 
-from kvpool._py.core.ids import BAD_PAGE_INDEX, MAX_INT32, NO_EVENT
+from kvpool._py.core.ids import BAD_PAGE_INDEX, MAX_INT32
 from kvpool._py.core.math import div_up
-from kvpool._py.device.device import CopyTask, Device
+from kvpool._py.sequence.adoption import apply_private, choose_optional, plan_private, take_private
 from kvpool._py.sequence.block_table import detach_buffers, write_all_buffers, write_buffers
-from kvpool._py.sequence.kv_cache import ACTIVE, CLOSED, SUSPENDED, KVCache, SequenceRules
-from kvpool._py.sequence.resize_plan import ResizePlan, apply_resize, needs_scratch, plan_resize
-from kvpool._py.storage.tier import Shortage, Tier
+from kvpool._py.sequence.ground import Ground
+from kvpool._py.sequence.kv_cache import ACTIVE, SUSPENDED, KVCache
+from kvpool._py.sequence.resize_plan import Grants, Page, ResizePlan, apply_resize, needs_scratch, plan_resize
+from kvpool._py.storage.tier import Shortage
 from kvpool.errors import ArgumentError, LogicError, NeverFitsError
-
-Slots = dict[int, list[int]]
-"""Pool group to slot ids."""
 
 
 class Transitions:
-    """The operations on a request; they share the tier and the device, and keep only the number of ACTIVE requests."""
+    """The operations on a request."""
 
-    def __init__(self, rules: SequenceRules, tier: Tier, device: Device) -> None:
-        self.rules = rules
-        self.tier = tier
-        self.device = device
-        self.num_active = 0
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+        self.rules = ground.rules
+        self.device = ground.device
 
     # ------------------------------------------------------------------------------------------------ lengths
 
@@ -44,17 +41,22 @@ class Transitions:
         new_history = cache.history if history is None else history
         self.check_lengths(cache, new_capacity, new_history, "resize()")
         plan = self.plan(cache, new_capacity, new_history, "resize()")
-        allocated = self.exchange(stream_of(cache), plan.released, plan.wanted)
-        if isinstance(allocated, Shortage):
-            return False
-        self.apply(cache, plan, allocated)
+        with self.ground.journal.call() as journal:
+            granted = self.ground.exchange(plan.released, plan.wanted)
+            if isinstance(granted, Shortage):
+                journal.undo_to(0)
+                return False
+            self.ground.order(cache.stream)
+        self.apply(cache, plan, granted)
         cache.drop_binding()
         return True
 
-    def check_lengths(self, cache: KVCache, capacity: int, history: int, where: str) -> None:
-        """Refuse lengths that no state of the pools could serve."""
+    def check_lengths(self, cache: KVCache, capacity: int, history: int, where: str, committed: int = 0) -> None:
+        """Refuse lengths that no state of the pools could serve, and a history below the ``committed`` tokens to be."""
         if history < cache.history:
             raise ArgumentError(f"{where}: History length cannot be decreased: {history} is below {cache.history}")
+        if history < committed:
+            raise ArgumentError(f"{where}: history {history}: must be at least the {committed} committed tokens")
         if capacity < history:
             raise ArgumentError(f"{where}: capacity {capacity}: must be at least the history length {history}")
         if capacity > MAX_INT32:
@@ -70,105 +72,103 @@ class Transitions:
     def plan(self, cache: KVCache, capacity: int, history: int, where: str) -> ResizePlan:
         """Plan for checked lengths; NeverFitsError when they need more slots than a pool group has."""
         plan = plan_resize(self.rules, cache, history, capacity)
+        self.check_fits(plan, where)
+        return plan
+
+    def check_fits(self, plan: ResizePlan, where: str) -> None:
+        """NeverFitsError when the plan needs more slots than a pool group has."""
         too_many = plan.never_fits(self.rules)
         if too_many is not None:
             group, slots = too_many
             raise NeverFitsError(
-                f"{where}: capacity {capacity} needs {slots} slots of pool group {group}, which has "
+                f"{where}: capacity {plan.capacity} needs {slots} slots of pool group {group}, which has "
                 f"{self.rules.pool_group_slots[group]} in all"
             )
-        return plan
 
-    def apply(self, cache: KVCache, plan: ResizePlan, allocated: Slots) -> None:
+    def apply(self, cache: KVCache, plan: ResizePlan, granted: Grants) -> None:
         """Bring the record, and attached buffers, to a plan whose slots were exchanged."""
         old_blocks = cache.num_blocks
-        apply_resize(self.rules, cache, plan, allocated)
+        apply_resize(self.rules, cache, plan, granted)
         if cache.buffers:
             changes = [(p.life_cycle, r) for p in plan.parts for r in plan.intervals(p, old_blocks)]
             write_buffers(cache, changes)
 
     # ------------------------------------------------------------------------------------------------- states
 
-    def resume(self, cache: KVCache, stream: int | None) -> bool:
+    def resume(self, cache: KVCache, stream: int | None, optional_groups: Sequence[int] | None) -> bool:
         """SUSPENDED to ACTIVE on ``stream`` (None: the cached one, else the device's own).
 
         False, and nothing changed, when the pools are too full: the share that other caches hold is above the limit
-        while another cache is ACTIVE, or slots for states and scratch are short.
+        while another cache is ACTIVE, or slots for copies, states and scratch are short.
         """
         require(cache, "resume", SUSPENDED)
+        chosen = choose_optional(self.rules, cache, optional_groups)
         if stream is None:
             stream = self.device.own_stream() if cache.stream is None else cache.stream
         plan = self.plan(cache, cache.capacity, cache.history, "resume()")
-        if self.num_active and self._gate_is_shut(cache):
+        if self.ground.num_active and self._gate_is_shut(cache):
             return False
-        allocated = self.exchange(stream, plan.released, plan.wanted, previous=cache.stream)
-        if isinstance(allocated, Shortage):
-            return False
-        apply_resize(self.rules, cache, plan, allocated)
+        private = plan_private(self.rules, cache, plan, chosen) if cache.copy_pending else None
+        with self.ground.journal.call() as journal:
+            if private is not None:
+                granted = take_private(self.ground, private)
+            else:
+                granted = self.ground.exchange(plan.released, plan.wanted)
+            if isinstance(granted, Shortage):
+                journal.undo_to(0)
+                return False
+            self.ground.hand_over(cache.stream, stream)
+            self.ground.order(stream, () if private is None else private.copies)
+        if private is not None:
+            apply_private(self.rules, cache, private, granted)
+        apply_resize(self.rules, cache, plan, granted)
+        cache.optional_groups = chosen
+        cache.opened = True
         cache.stream = stream
         cache.status = ACTIVE
-        self.num_active += 1
+        self.ground.num_active += 1
         cache.drop_binding()
         write_all_buffers(cache)
         return True
 
     def _gate_is_shut(self, cache: KVCache) -> bool:
         numerator, denominator = self.rules.max_util_for_resume
+        shared: list[int] | None = None
         for group in self.rules.gated_pool_groups:
-            held_by_others = self.tier.allocators[group].num_occupied - cache.owned[group]
-            if held_by_others * denominator > numerator * self.rules.pool_group_slots[group]:
+            allocator = self.ground.tier.allocators[group]
+            limit = numerator * self.rules.pool_group_slots[group]
+            held = allocator.num_occupied - self.ground.pages.evictable(group)
+            if held * denominator <= limit:
+                continue
+            if shared is None:
+                shared = self._shared_pages(cache)
+            if (held - cache.owned[group] + shared[group]) * denominator > limit:
                 return True
         return False
+
+    def _shared_pages(self, cache: KVCache) -> list[int]:
+        """Slots per pool group that other requests own too: only committed blocks can be."""
+        pages, shared = self.ground.pages, [0] * self.rules.num_pool_groups
+        for index, slot in committed_pages(self.ground, cache):
+            shared[self.rules.pool_group_of[index]] += pages.refs(index, slot) > 1
+        return shared
 
     def suspend(self, cache: KVCache) -> None:
         """ACTIVE to SUSPENDED: pages stay, scratch slots go, attached buffers are let go."""
         require(cache, "suspend", ACTIVE)
-        released: Slots = {}
+        with self.ground.journal.call():
+            for life_cycle in self.rules.windowed:
+                for slot in cache.scratch[life_cycle.index]:
+                    self.ground.pages.release(life_cycle.index, slot)
+            self.ground.order(cache.stream)
         for life_cycle in self.rules.windowed:
-            released.setdefault(life_cycle.pool_group, []).extend(cache.scratch[life_cycle.index])
-        self.release(cache, released)
-        for scratch in cache.scratch:
+            scratch = cache.scratch[life_cycle.index]
+            cache.owned[life_cycle.pool_group] -= len(scratch)
             scratch.clear()
         cache.status = SUSPENDED
-        self.num_active -= 1
+        self.ground.num_active -= 1
         detach_buffers(cache)
         cache.drop_binding()
-
-    def close(self, cache: KVCache) -> None:
-        """Give everything back; the record is dead."""
-        released: Slots = {}
-        for life_cycle in self.rules.attention:
-            slots = released.setdefault(life_cycle.pool_group, [])
-            slots.extend(cache.scratch[life_cycle.index])
-            for beam in cache.slots[life_cycle.index]:
-                slots.extend(slot for slot in beam if slot != BAD_PAGE_INDEX)
-        for position, life_cycle in enumerate(self.rules.ssm):
-            states = [slot for slot in cache.ssm[position] if slot != BAD_PAGE_INDEX]
-            released.setdefault(life_cycle.pool_group, []).extend(states)
-        self.release(cache, released)
-        self.num_active -= cache.status == ACTIVE
-        cache.status = CLOSED
-        detach_buffers(cache)
-
-    def stop_committing(self, cache: KVCache) -> None:
-        """No block will be committed any more, so held stale pages go.  Legal in every state but CLOSED; idempotent."""
-        if not cache.commit_allowed:
-            return
-        held = [
-            (life_cycle, ordinal)
-            for life_cycle in self.rules.windowed
-            for ordinal in range(*cache.stale[life_cycle.index])
-            if cache.slots[life_cycle.index][0][ordinal] != BAD_PAGE_INDEX
-        ]
-        released: Slots = {}
-        for life_cycle, ordinal in held:
-            slots = [beam[ordinal] for beam in cache.slots[life_cycle.index] if beam[ordinal] != BAD_PAGE_INDEX]
-            released.setdefault(life_cycle.pool_group, []).extend(slots)
-        self.release(cache, released)
-        for life_cycle, ordinal in held:
-            for beam in cache.slots[life_cycle.index]:
-                beam[ordinal] = BAD_PAGE_INDEX
-        cache.commit_allowed = False
 
     def set_scratch_enabled(self, cache: KVCache, value: bool) -> None:
         """Use scratch slots from the next change of lengths on, or no longer."""
@@ -189,52 +189,19 @@ class Transitions:
 
     def set_stream(self, cache: KVCache, stream: int) -> None:
         """Hand the request over to another stream, which waits for what the old one has been given so far."""
-        if cache.stream is not None and cache.stream != stream:
-            self.device.wait(stream, self.device.record(cache.stream))
+        self.ground.hand_over(cache.stream, stream)
         cache.stream = stream
 
-    # ---------------------------------------------------------------------------------------- exchanging slots
 
-    def exchange(
-        self,
-        stream: int,
-        released: Slots,
-        wanted: dict[int, int],
-        previous: int | None = None,
-        copies: Callable[[Slots], list[CopyTask]] | None = None,
-    ) -> Slots | Shortage:
-        """Swap slots and order the streams: what was allocated, or a shortage; undone when a device call fails.
-
-        Device calls, in this order: the hand-over from ``previous`` to ``stream``, one event behind what is released,
-        one wait per distinct event behind what is allocated, one batch of copies.
-        """
-        reservation = self.tier.reserve(released, wanted)
-        if isinstance(reservation, Shortage):
-            return reservation
-        event = NO_EVENT
-        try:
-            if previous is not None and previous != stream:
-                self.device.wait(stream, self.device.record(previous))
-            if any(released.values()):
-                event = self.device.record(stream)
-            for pending in self.tier.events_to_wait_for([reservation]):
-                self.device.wait(stream, pending)
-            tasks = copies(reservation.allocated) if copies is not None else []
-            if tasks:
-                self.device.copy(stream, tasks)
-        except BaseException:
-            self.tier.undo(reservation)
-            raise
-        self.tier.settle([reservation], event)
-        return reservation.allocated
-
-    def release(self, cache: KVCache, released: Slots) -> None:
-        """Give slots back behind one event; the caller clears the record's entries afterwards."""
-        if not any(released.values()):
-            return
-        self.exchange(stream_of(cache), released, {})
-        for group, slots in released.items():
-            cache.owned[group] -= len(slots)
+def committed_pages(ground: Ground, cache: KVCache) -> Iterator[Page]:
+    """Pages of the committed blocks of beam 0, and the matched states: those that the tree may know."""
+    count = div_up(cache.committed, ground.rules.tokens_per_block)
+    for life_cycle in ground.rules.attention:
+        index = life_cycle.index
+        yield from ((index, slot) for slot in cache.slots[index][0][:count] if slot != BAD_PAGE_INDEX)
+    for life_cycle, slot in zip(ground.rules.ssm, cache.ssm_source, strict=True):
+        if slot != BAD_PAGE_INDEX:
+            yield life_cycle.index, slot
 
 
 def require(cache: KVCache, call: str, status: int) -> None:
@@ -243,9 +210,3 @@ def require(cache: KVCache, call: str, status: int) -> None:
         wanted = "an ACTIVE" if status == ACTIVE else "a SUSPENDED"
         is_now = "ACTIVE" if cache.status == ACTIVE else "SUSPENDED"
         raise LogicError(f"{call}() needs {wanted} KV cache; this one is {is_now}")
-
-
-def stream_of(cache: KVCache) -> int:
-    """Stream of a cache that has been resumed at least once."""
-    assert cache.stream is not None, "only a resumed cache owns slots"
-    return cache.stream

@@ -14,6 +14,9 @@ from kvpool.errors import ConfigError
 BufferKey = tuple[int, str]
 """Layer id and role."""
 
+OPTIONAL = 1
+"""``ReusePolicy.OPTIONAL``: the layer's pages never shorten a prefix match."""
+
 
 @dataclass(frozen=True, slots=True)
 class CoalescedBuffer:
@@ -40,11 +43,12 @@ class LifeCycle:
     pool_group: int
     scratch_fraction: tuple[int, int]  # largest share of a slot that one layer uses, in lowest terms
     coalesced: tuple[CoalescedBuffer, ...]  # one per pool of the pool group
+    optional: bool = False  # a prefix match does without its pages
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> tuple[int, int, int, int]:
         """Identity that does not depend on the order of layers."""
-        return int(self.is_ssm), -1 if self.window is None else self.window, self.sink_blocks
+        return int(self.is_ssm), -1 if self.window is None else self.window, self.sink_blocks, int(self.optional)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +92,11 @@ class StorageLayout:
 class _LifeCycleDraft:
     """A life cycle while layers are still being added."""
 
-    def __init__(self, is_ssm: bool, window: int | None, sink_blocks: int) -> None:
+    def __init__(self, is_ssm: bool, window: int | None, sink_blocks: int, optional: bool) -> None:
         self.is_ssm = is_ssm
         self.window = window
         self.sink_blocks = sink_blocks
+        self.optional = optional
         self.layers: list[int] = []
         self.by_size: dict[int, list[BufferKey]] = {}  # expanded size -> buffers in configuration order
 
@@ -116,8 +121,8 @@ def build_layout(config: Any) -> StorageLayout:
             raise ConfigError(f"layers {draft.layers} have no buffer bytes: a life cycle needs at least one buffer")
     group_of, members = _group_pools([tuple(part.size for part in c) for c in parts], config.merge_equal_pools)
     life_cycles = tuple(
-        LifeCycle(index, d.is_ssm, d.window, d.sink_blocks, tuple(d.layers), group_of[index], _largest_share(c), c)
-        for index, (d, c) in enumerate(zip(drafts, parts, strict=True))
+        _make_life_cycle(index, group_of[index], draft, coalesced)
+        for index, (draft, coalesced) in enumerate(zip(drafts, parts, strict=True))
     )
     pool_groups = tuple(
         PoolGroup(
@@ -134,6 +139,22 @@ def build_layout(config: Any) -> StorageLayout:
     return layout
 
 
+def _make_life_cycle(
+    index: int, pool_group: int, draft: _LifeCycleDraft, coalesced: tuple[CoalescedBuffer, ...]
+) -> LifeCycle:
+    return LifeCycle(
+        index,
+        draft.is_ssm,
+        draft.window,
+        draft.sink_blocks,
+        tuple(draft.layers),
+        pool_group,
+        _largest_share(coalesced),
+        coalesced,
+        draft.optional,
+    )
+
+
 def check_index_range(layout: StorageLayout, slot_counts: Sequence[int]) -> None:
     """Every page index of every buffer must fit int32.  Raises ConfigError naming the first that does not."""
     for (layer, role), place in layout.buffers.items():
@@ -148,12 +169,13 @@ def check_index_range(layout: StorageLayout, slot_counts: Sequence[int]) -> None
 
 def _collect(layers: Iterable[Any], tokens_per_block: int) -> tuple[list[_LifeCycleDraft], dict[BufferKey, int]]:
     """Life cycles in order of first mention, and the expansion of every buffer."""
-    drafts: dict[tuple[bool, int | None, int], _LifeCycleDraft] = {}
+    drafts: dict[tuple[bool, int | None, int, bool], _LifeCycleDraft] = {}
     expansions: dict[BufferKey, int] = {}
     for layer in layers:
-        key: tuple[bool, int | None, int] = (True, None, 0)  # one life cycle for all state layers
+        key: tuple[bool, int | None, int, bool] = (True, None, 0, False)  # one life cycle for all state layers
         if not is_ssm_layer(layer):
-            key = (False, layer.sliding_window_size, div_up(layer.num_sink_tokens or 0, tokens_per_block))
+            sink_blocks = div_up(layer.num_sink_tokens or 0, tokens_per_block)
+            key = (False, layer.sliding_window_size, sink_blocks, layer.reuse_policy == OPTIONAL)
         draft = drafts.setdefault(key, _LifeCycleDraft(*key))
         draft.layers.append(layer.layer_id)
         for buffer in layer.buffers:

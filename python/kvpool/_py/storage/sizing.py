@@ -17,7 +17,7 @@ _RATIO_SCALE = 1e9  # a ratio of 1 as an integer weight
 _NEED_SCALE = 1 << 20  # keeps needs of small shares of large slots apart
 _FALLBACK_REQUEST = (2049, 2048)  # capacity, history: used when the configuration describes no workload
 
-Key = tuple[int, int, int]
+Key = tuple[int, ...]
 
 
 # ------------------------------------------------------------------------------------------------- grains and cost

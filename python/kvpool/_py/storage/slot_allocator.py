@@ -16,7 +16,7 @@ from kvpool.errors import ArgumentError, LogicError, OutOfPagesError
 class SlotAllocator:
     """Hands out the lowest free id, so that the tail of a pool stays empty and can be unmapped."""
 
-    __slots__ = ("_active", "_capacity", "_num_occupied", "_occupied", "_overflow", "_recycled", "_target")
+    __slots__ = ("_active", "_capacity", "_is_tidy", "_num_occupied", "_occupied", "_overflow", "_recycled", "_target")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 0:
@@ -25,6 +25,7 @@ class SlotAllocator:
         self._target = capacity
         self._active = 0
         self._recycled: list[int] = []  # heap of ids below _target
+        self._is_tidy = True  # else an undo left ids there that are occupied, or never issued, or there twice
         self._overflow: list[int] = []
         self._occupied = bytearray(capacity)
         self._num_occupied = 0
@@ -47,6 +48,7 @@ class SlotAllocator:
     @property
     def num_free(self) -> int:
         """Ids that can be handed out now."""
+        self._tidy()
         return len(self._recycled) + max(self._target - self._active, 0)
 
     @property
@@ -80,7 +82,7 @@ class SlotAllocator:
         """The ``count`` lowest free ids, ascending; OutOfPagesError, and nothing taken, when there are fewer."""
         if count < 0:
             raise ArgumentError(f"count must not be negative, not {count}")
-        if count > self.num_free:
+        if count > self.num_free:  # which tidies up
             raise OutOfPagesError(f"{count} slots wanted, {self.num_free} of {self._capacity} free")
         recycled = min(count, len(self._recycled))  # every recycled id is below every id never issued
         slots = [heapq.heappop(self._recycled) for _ in range(recycled)]
@@ -105,20 +107,27 @@ class SlotAllocator:
         else:
             self._overflow.append(slot)
 
-    def undo(self, allocated: Iterable[int], released: Iterable[int], active: int) -> None:
-        """Take one "release, then allocate" back exactly; ``active`` is its value from before.
-
-        Only for the latest such step that was not undone, and while no shrink is pending.
-        """
-        for slot in allocated:
-            self.release(slot)
-        again = set(released)
-        self._recycled = [slot for slot in self._recycled if slot < active and slot not in again]
-        heapq.heapify(self._recycled)
+    def undo_allocate(self, slots: Iterable[int], active: int) -> None:
+        """Take the latest ``allocate_many`` that was not undone back; ``active`` is its value from before."""
+        for slot in slots:
+            self._occupied[slot] = 0
+            self._num_occupied -= 1
+            self._recycled.append(slot)
         self._active = active
-        for slot in again:
-            self._occupied[slot] = 1
-        self._num_occupied += len(again)
+        self._is_tidy = False
+
+    def undo_release(self, slot: int) -> None:
+        """Take the latest ``release`` that was not undone back.  Only while no shrink is pending."""
+        self._occupied[slot] = 1
+        self._num_occupied += 1
+        self._is_tidy = False
+
+    def _tidy(self) -> None:
+        """Bring the free ids in order after undos: once, however many there were."""
+        if not self._is_tidy:
+            free = {slot for slot in self._recycled if slot < self._active and not self._occupied[slot]}
+            self._recycled = sorted(free)
+            self._is_tidy = True
 
     def expand(self, capacity: int) -> None:
         """Allow ids up to ``capacity``."""
@@ -131,6 +140,7 @@ class SlotAllocator:
     def prepare_for_shrink(self, capacity: int) -> None:
         """From now on hand out ids below ``capacity`` only."""
         self._refuse_during_shrink("prepare_for_shrink")
+        self._tidy()
         if not 0 <= capacity <= self._capacity:
             raise ArgumentError(f"shrink to {capacity} is not within 0..{self._capacity}")
         self._target = capacity
@@ -154,6 +164,7 @@ class SlotAllocator:
 
     def audit(self) -> bool:
         """Whether the invariants hold; O(n)."""
+        self._tidy()
         known = self._recycled + self._overflow
         return (
             len(known) + self._num_occupied == self._active

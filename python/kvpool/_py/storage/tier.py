@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from kvpool._py.core.ids import NO_EVENT
+from kvpool._py.core.journal import Journal
 from kvpool._py.device.device import CopyTask, Device
 from kvpool._py.storage.layout import StorageLayout
 from kvpool._py.storage.pool import Pool
@@ -22,23 +24,44 @@ class Shortage:
     lacking: int
 
 
-@dataclass(slots=True)
-class Reservation:
-    """Slots exchanged by one plan; can be undone until :meth:`Tier.settle`."""
+class _Use(Enum):
+    """What a call does with a slot."""
 
-    released: dict[int, list[int]]  # pool group -> slot ids
-    allocated: dict[int, list[int]]  # pool group -> slot ids, ascending
-    active_before: dict[int, int] = field(default_factory=dict)
+    FINISHED = auto()  # released or linked: whoever comes next waits for this call
+    HANDED_OUT = auto()
+    BORROWED = auto()
+
+
+_Note = tuple[_Use, int, int]
+"""Use, pool group, slot."""
+
+
+MANY_EVENTS = 8
+"""A larger ready set loses its complete events."""
 
 
 class Tier:
-    """Level 0."""
+    """Level 0.
 
-    def __init__(self, device: Device, layout: StorageLayout, slot_counts: Sequence[int], grain: int) -> None:
+    A slot's *ready set* has at most one event per stream: work on the slot that may still run.  Who is handed a free slot
+    waits for all of it; who starts to use a page beside its owner waits for it too, but leaves it to others.  During a
+    call the tier notes which slots that concerns; :meth:`settle` brings the sets up to date when the call is certain.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        layout: StorageLayout,
+        slot_counts: Sequence[int],
+        grain: int,
+        journal: Journal,
+    ) -> None:
+        self._device = device
+        self._journal = journal
+        self._notes: list[_Note] = []  # of the running call, in order
+        self._ready: list[dict[int, dict[int, int]]] = [{} for _ in slot_counts]  # slot -> stream -> event; none empty
         self.slot_counts = list(slot_counts)
         self.allocators = [SlotAllocator(count) for count in slot_counts]
-        # Slots whose last use may still run: slot id -> event. Complete ones need no entry.
-        self._ready_events: list[dict[int, int]] = [{} for _ in slot_counts]
         self.pools: list[list[Pool]] = []
         try:
             for group, count in zip(layout.pool_groups, slot_counts, strict=True):
@@ -61,68 +84,79 @@ class Tier:
             for pool in pools:
                 pool.release()
 
-    # ------------------------------------------------------------------------------------ exchanging slots
+    # ------------------------------------------------------------------------------------ slots
 
-    def shortage(self, released: dict[int, list[int]], wanted: dict[int, int]) -> Shortage | None:
-        """First pool group that could not serve ``wanted`` even with ``released`` back."""
-        for group in sorted(wanted):
-            lacking = wanted[group] - self.allocators[group].num_free - len(released.get(group, ()))
-            if lacking > 0:
-                return Shortage(0, group, lacking)
-        return None
+    def num_free(self, group: int) -> int:
+        """Slots that can be handed out now."""
+        return self.allocators[group].num_free
 
-    def reserve(self, released: dict[int, list[int]], wanted: dict[int, int]) -> Reservation | Shortage:
-        """Take ``released`` back and hand out ``wanted``; a shortage changes nothing.
+    def allocate(self, group: int, count: int) -> list[int]:
+        """The ``count`` lowest free slots, ascending: handed out to the running call.  OutOfPagesError without."""
+        allocator = self.allocators[group]
+        active = allocator.active
+        slots = allocator.allocate_many(count)
+        self._journal.on_undo(allocator.undo_allocate, slots, active)
+        for slot in slots:
+            self._note(_Use.HANDED_OUT, group, slot)
+        return slots
 
-        A slot that is released here may be handed out again here: its user is the same stream.
-        """
-        shortage = self.shortage(released, wanted)
-        if shortage is not None:
-            return shortage
-        reservation = Reservation(released, {})
-        for group in sorted(released.keys() | wanted.keys()):
-            allocator = self.allocators[group]
-            reservation.active_before[group] = allocator.active
-            try:
-                for slot in released.get(group, ()):
-                    allocator.release(slot)
-            except LogicError as error:  # a record named a slot that it does not own
-                raise CorruptedError(str(error)) from error
-            reservation.allocated[group] = allocator.allocate_many(wanted.get(group, 0))
-        return reservation
+    def free(self, group: int, slot: int) -> None:
+        """Take a slot back.  Its ready set stays; :meth:`finish` adds the call's own event."""
+        allocator = self.allocators[group]
+        try:
+            allocator.release(slot)
+        except LogicError as error:  # a record named a slot that it does not own
+            raise CorruptedError(str(error)) from error
+        self._journal.on_undo(allocator.undo_release, slot)
 
-    def undo(self, reservation: Reservation) -> None:
-        """Take a reservation back; several are undone latest first."""
-        for group, active in reservation.active_before.items():
-            self.allocators[group].undo(reservation.allocated[group], reservation.released.get(group, ()), active)
+    # ------------------------------------------------------------------------------------ who waits for whom
 
-    def events_to_wait_for(self, reservations: Iterable[Reservation]) -> list[int]:
-        """Distinct events behind the allocated slots, oldest first.
+    def finish(self, group: int, slot: int) -> None:
+        """The running call's event will be a ready event of the slot."""
+        self._note(_Use.FINISHED, group, slot)
 
-        Slots released by an earlier reservation of the same call (or this one) are used by the same stream already.
-        """
+    def borrow(self, group: int, slot: int) -> None:
+        """The running call starts to use another owner's page."""
+        if slot in self._ready[group]:
+            self._note(_Use.BORROWED, group, slot)
+
+    def events_to_wait_for(self, stream: int) -> list[int]:
+        """Distinct events that the running call waits for on ``stream``, ascending."""
         events: set[int] = set()
-        released: set[tuple[int, int]] = set()
-        for reservation in reservations:
-            for group, slots in reservation.released.items():
-                released.update((group, slot) for slot in slots)
-            for group, slots in reservation.allocated.items():
-                pending = self._ready_events[group]
+        for use, group, slot in self._notes:
+            if use is not _Use.FINISHED:
+                pending = self._ready[group].get(slot)
                 if pending:
-                    events.update(pending[slot] for slot in slots if slot in pending and (group, slot) not in released)
+                    events.update(event for other, event in pending.items() if other != stream)
         return sorted(events)
 
-    def settle(self, reservations: Iterable[Reservation], event: int) -> None:
-        """Make reservations final: what they released may be used after ``event``."""
-        for reservation in reservations:
-            if event != NO_EVENT:
-                for group, slots in reservation.released.items():
-                    self._ready_events[group].update((slot, event) for slot in slots)
-            for group, slots in reservation.allocated.items():
-                pending = self._ready_events[group]
-                if pending:
-                    for slot in slots:
-                        pending.pop(slot, None)
+    def needs_event(self, handed_out_too: bool = False) -> bool:
+        """Whether the running call must record an event: it released or linked pages (or was handed slots)."""
+        uses = (_Use.FINISHED, _Use.HANDED_OUT) if handed_out_too else (_Use.FINISHED,)
+        return any(note[0] in uses for note in self._notes)
+
+    def settle(self, stream: int, event: int) -> None:
+        """The running call is certain; ``event``, recorded on ``stream`` behind all that it does, is 0 without one."""
+        for use, group, slot in self._notes:
+            if use is _Use.HANDED_OUT:
+                self._ready[group].pop(slot, None)
+            elif use is _Use.FINISHED and event != NO_EVENT:
+                self._add_event(group, slot, stream, event)
+        self._notes.clear()
+
+    def ready_set(self, group: int, slot: int) -> dict[int, int]:
+        """Stream to event; a copy."""
+        return dict(self._ready[group].get(slot, ()))
+
+    def _note(self, use: _Use, group: int, slot: int) -> None:
+        self._journal.append(self._notes, (use, group, slot))
+
+    def _add_event(self, group: int, slot: int, stream: int, event: int) -> None:
+        pending = self._ready[group].setdefault(slot, {})
+        pending[stream] = event
+        if len(pending) > MANY_EVENTS:
+            for other in [other for other, older in pending.items() if self._device.query(older)]:
+                del pending[other]
 
     def copy_tasks(self, pool_group: int, destination: int, source: int) -> list[CopyTask]:
         """Copies of one whole slot: one per pool."""

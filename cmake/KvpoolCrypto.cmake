@@ -1,0 +1,28 @@
+# SHA-256 comes from OpenSSL's libcrypto. Found as a static library that a shared object may contain: linked in, its symbols
+# hidden. Else the library is loaded at run time, when a block key is first asked for (see core/sha256.hpp). OpenSSL 3 either way.
+function(kvpool_link_libcrypto target)
+  set(OPENSSL_USE_STATIC_LIBS TRUE)
+  find_package(OpenSSL 3 QUIET COMPONENTS Crypto)
+  set(KVPOOL_LIBCRYPTO_STATIC OFF)
+  if(OPENSSL_CRYPTO_LIBRARY MATCHES "\\.a$")
+    if(NOT KVPOOL_LIBCRYPTO_CHECKED STREQUAL OPENSSL_CRYPTO_LIBRARY)
+      set(source "${CMAKE_CURRENT_BINARY_DIR}/check_libcrypto.cpp")
+      file(WRITE "${source}" "#include <openssl/evp.h>\nEVP_MD* f() { return EVP_MD_fetch(nullptr, \"SHA256\", nullptr); }\n")
+      try_compile(works "${CMAKE_CURRENT_BINARY_DIR}/check_libcrypto" SOURCES "${source}"
+                  CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${OPENSSL_INCLUDE_DIR}" COMPILE_DEFINITIONS -fPIC
+                  LINK_OPTIONS -shared LINK_LIBRARIES "${OPENSSL_CRYPTO_LIBRARY}" Threads::Threads ${CMAKE_DL_LIBS})
+      set(KVPOOL_LIBCRYPTO_WORKS "${works}" CACHE INTERNAL "")
+      set(KVPOOL_LIBCRYPTO_CHECKED "${OPENSSL_CRYPTO_LIBRARY}" CACHE INTERNAL "the library that the check was about")
+    endif()
+    set(KVPOOL_LIBCRYPTO_STATIC "${KVPOOL_LIBCRYPTO_WORKS}")
+  endif()
+  if(KVPOOL_LIBCRYPTO_STATIC)
+    message(STATUS "kvpool: SHA-256 from ${OPENSSL_CRYPTO_LIBRARY} (${OPENSSL_VERSION}), linked in")
+    target_compile_definitions(${target} PRIVATE KVPOOL_STATIC_LIBCRYPTO)
+    target_include_directories(${target} SYSTEM PRIVATE "${OPENSSL_INCLUDE_DIR}")
+    target_link_libraries(${target} PRIVATE "${OPENSSL_CRYPTO_LIBRARY}" Threads::Threads ${CMAKE_DL_LIBS})
+    target_link_options(${target} INTERFACE -Wl,--exclude-libs,libcrypto.a)
+  else()
+    message(STATUS "kvpool: no static libcrypto (libssl-dev), libcrypto.so.3 will be loaded when block keys are asked for")
+  endif()
+endfunction()
