@@ -12,36 +12,19 @@
 #include <string_view>
 #include <vector>
 
+#include "gpt_oss_layout.hpp"
 #include "kvpool/manager/manager.hpp"
 
 namespace {
 
+using kvpool_benchmarks::gpt_oss_120b;
+using kvpool_benchmarks::kBlock;
+
 using Tokens = std::vector<kvpool::Token>;
 
-constexpr std::int64_t kLayers = 36;
-constexpr std::int64_t kPageBytes = 32 * 8 * 64 * 2;
-constexpr std::int64_t kSlotBytes = kLayers / 2 * 2 * kPageBytes;
-constexpr std::size_t kBlock = 32;
 constexpr std::size_t kPath = 80;    // blocks of a sequence, nodes
 constexpr std::size_t kShared = 64;  // blocks before the fork, children
 constexpr std::size_t kQueries = 64;
-
-kvpool::ManagerConfig gpt_oss_120b(std::int64_t slots) {
-    kvpool::ManagerConfig config;
-    config.tokens_per_block = kBlock;
-    constexpr std::int64_t kGrain = std::int64_t{32} << 20;
-    config.gpu_quota = (slots * kSlotBytes + kGrain - 1) / kGrain * kGrain;
-    for (std::int64_t i = 0; i < kLayers; ++i) {
-        kvpool::LayerConfig layer;
-        layer.layer_id = kvpool::LayerId(i);
-        if (i % 2 == 0) {
-            layer.window = 128;
-        }
-        layer.buffers = {{"key", kPageBytes, std::nullopt}, {"value", kPageBytes, std::nullopt}};
-        config.layers.push_back(layer);
-    }
-    return config;
-}
 
 // 30 bits that depend on all of x.
 kvpool::Token scrambled(std::uint64_t x) {

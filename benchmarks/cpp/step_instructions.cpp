@@ -11,32 +11,15 @@
 #include <numeric>
 #include <vector>
 
+#include "gpt_oss_layout.hpp"
 #include "kvpool/manager/manager.hpp"
 
 namespace {
 
-constexpr std::int64_t kLayers = 36;
-constexpr std::int64_t kPageBytes = 32 * 8 * 64 * 2;
-constexpr std::int64_t kSlotBytes = kLayers / 2 * 2 * kPageBytes;
-constexpr std::int64_t kBlock = 32;
-constexpr std::size_t kRequests = 256;
+using kvpool_benchmarks::gpt_oss_120b;
+using kvpool_benchmarks::kBlock;
 
-kvpool::ManagerConfig gpt_oss_120b(std::int64_t slots) {
-    kvpool::ManagerConfig config;
-    config.tokens_per_block = kBlock;
-    constexpr std::int64_t kGrain = std::int64_t{32} << 20;
-    config.gpu_quota = (slots * kSlotBytes + kGrain - 1) / kGrain * kGrain;
-    for (std::int64_t i = 0; i < kLayers; ++i) {
-        kvpool::LayerConfig layer;
-        layer.layer_id = kvpool::LayerId(i);
-        if (i % 2 == 0) {
-            layer.window = 128;
-        }
-        layer.buffers = {{"key", kPageBytes, std::nullopt}, {"value", kPageBytes, std::nullopt}};
-        config.layers.push_back(layer);
-    }
-    return config;
-}
+constexpr std::size_t kRequests = 256;
 
 struct Batch {
     std::vector<kvpool::CacheHandle> handles;

@@ -7,4 +7,4 @@ ROOT = str(Path(__file__).resolve().parents[2])
 if ROOT not in sys.path:  # pytest's importlib mode leaves the path alone
     sys.path.insert(0, ROOT)
 
-from tests.support.fixtures import arm, device, make  # noqa: E402, F401
+from tests.support.fixtures import arm, device, fast_switching, lab, make  # noqa: E402, F401

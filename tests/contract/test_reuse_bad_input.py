@@ -16,13 +16,6 @@ from tests.support.reuse import WRONG_ARRAYS, Lab, digest, ids, refused
 INT32_MAX = 2**31 - 1
 
 
-@pytest.fixture
-def lab(make) -> Lab:
-    lab = Lab(make, full(8), "virtual")
-    lab.run(ids(48))
-    return lab
-
-
 def calls(lab: Lab) -> dict[str, Callable[[Any], Any]]:
     """Everything that takes tokens, and what it calls them."""
     turn = lab.open(ids(64, 5))

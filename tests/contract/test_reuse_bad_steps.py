@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 
 from kvpool.errors import ArgumentError, LogicError
-from tests.support.configs import KIB, MIB, attention, config, full, ssm
+from tests.support.configs import KIB, MIB, attention, config, ssm
 from tests.support.reuse import WRONG_ARRAYS, Lab, ids, refused, tokens
 
 INT32_MAX = 2**31 - 1
-
-
-@pytest.fixture
-def lab(make) -> Lab:
-    lab = Lab(make, full(8), "virtual")
-    lab.run(ids(48))
-    return lab
 
 
 def batch(

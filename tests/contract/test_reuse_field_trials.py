@@ -121,6 +121,7 @@ def test_B211_back_off_before_the_window_is_looked_at(make, backoff, reused, min
     there = len(here) == 4 and all(here[ordinal] is not None for ordinal in range(*need))
     assert there or minimal
     assert lab.reused(sequence) == (reused if there else 0)
+    assert there or (lab.nodes(), lab.cached()) == (0, [0])  # what no match can end at is not kept
 
 
 # prefix reuse

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
 
@@ -14,35 +13,7 @@ from kvpool.errors import LogicError
 from kvpool.v2 import ReuseScope, sequence_to_blockchain_keys
 from tests.support.configs import MIB, attention, config, full
 from tests.support.reuse import Lab, Turn, ids, tokens
-
-
-@pytest.fixture
-def fast_switching():
-    old = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(old)
-
-
-def run_all(*targets, stop: threading.Event | None = None) -> list[BaseException]:
-    """Run each in a thread of its own; what they raised. The first that fails sets ``stop``, so that nobody goes on."""
-    errors: list[BaseException] = []
-
-    def guarded(target) -> None:
-        try:
-            target()
-        except BaseException as error:
-            errors.append(error)
-            if stop is not None:
-                stop.set()
-
-    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive(), "a thread hangs"
-    return errors
+from tests.support.threads import run_all
 
 
 def small(quota: int = 8 * MIB, tpb: int = 4, window: int | None = 8, **fields):

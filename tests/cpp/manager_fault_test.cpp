@@ -1,5 +1,8 @@
 // A failing device call leaves everything as it was, and events order the use of slots that change hands.
 #include <functional>
+#include <numeric>
+#include <string>
+#include <tuple>
 
 #include "manager_support.hpp"
 
@@ -7,6 +10,7 @@ namespace kvpool {
 namespace {
 
 using namespace testing_managers;
+using Tokens = std::vector<Token>;
 
 // A manager with traffic behind it: slots with pending events, foreign streams, scratch, a second beam, rows of a table.
 struct World {
@@ -136,6 +140,123 @@ INSTANTIATE_TEST_SUITE_P(
                                EXPECT_NE(output.event, kCompleteEvent);
                            }}),
     [](const auto& tested) { return std::string(tested.param.name); });
+
+// Prefixes in the tree, small pools that evict, two streams: committing, taking over, giving back.
+struct PrefixWorld {
+    explicit PrefixWorld(bool with_state) : manager(config(with_state), "sim"), table(with_state ? 3 : 2, 4, 16) {
+        s1 = sim_of(manager).create_stream();
+        s2 = sim_of(manager).create_stream();
+        std::iota(text.begin(), text.end(), 0);
+        for (const StreamId stream : {s1, s2}) {  // work that never ends: nothing is complete at once
+            sim_of(manager).enqueue_write(stream, manager.pool(0, 0).slot_address(SlotId(0)), "x");
+        }
+        finish(0, 100);
+        matched = manager.create(prompt(100));
+        EXPECT_EQ(manager.lengths(matched).committed, 100);
+        equal = begin(0, 40, 130, s1);  // computes the same again
+        other = begin(200, 40, 70, s2);
+        finish(300, 45);
+        finish(350, 45);
+    }
+
+    static ManagerConfig config(bool with_state) {
+        ManagerConfig config = mixed((with_state ? 192 : 96) * kMiB, with_state);
+        return config;
+    }
+    [[nodiscard]] CreateInput prompt(std::size_t length) const {
+        CreateInput input;
+        input.ids = TokenSpan(text).first(length);
+        input.prompt_length = 100;
+        return input;
+    }
+    // A cache that has committed a part of the text.
+    CacheHandle begin(std::size_t first, std::int64_t count, std::int64_t capacity, StreamId stream,
+                      bool is_end = false) {
+        const CacheHandle handle = manager.create(prompt(0));
+        EXPECT_TRUE(manager.resume(handle, stream));
+        EXPECT_TRUE(manager.resize(handle, capacity, 0));
+        manager.commit(handle, TokenSpan(text).subspan(first, static_cast<std::size_t>(count)), {}, is_end);
+        return handle;
+    }
+    void finish(std::size_t first, std::int64_t count) { manager.close(begin(first, count, count, s2, true)); }
+
+    Tokens text = Tokens(400);
+    Manager manager;
+    Table table;
+    StreamId s1, s2;
+    CacheHandle matched = 0, equal = 0, other = 0;
+};
+
+struct PrefixCase {
+    const char* name;
+    std::function<void(PrefixWorld&)> call;
+    bool is_silent_with_state = false;  // asks nothing of the device then: the state goes to the tree as it is
+};
+
+class PrefixFaultSweep : public ::testing::TestWithParam<std::tuple<PrefixCase, bool>> {};
+
+TEST_P(PrefixFaultSweep, EveryFailingCallChangesNothing) {
+    const auto& [tested, with_state] = GetParam();
+    std::int64_t num_calls = 0;
+    ManagerSnapshot after;
+    {
+        PrefixWorld world(with_state);
+        const std::int64_t before = sim_of(world.manager).calls();
+        tested.call(world);
+        num_calls = sim_of(world.manager).calls() - before;
+        after = world.manager.snapshot();
+        world.manager.audit();
+    }
+    ASSERT_EQ(num_calls > 0, !(with_state && tested.is_silent_with_state));
+    for (std::int64_t n = 1; n <= num_calls; ++n) {
+        PrefixWorld world(with_state);
+        const ManagerSnapshot before = world.manager.snapshot();
+        sim_of(world.manager).fail_call(n, SimDevice::Failure::oom);
+        EXPECT_THROW(tested.call(world), CuOomError);
+        EXPECT_EQ(world.manager.snapshot(), before) << "call " << n << " of " << num_calls;
+        world.manager.audit();
+        tested.call(world);
+        EXPECT_EQ(world.manager.snapshot(), after) << "call " << n << " of " << num_calls;
+        world.manager.audit();
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, PrefixFaultSweep,
+    ::testing::Combine(
+        ::testing::Values(
+            PrefixCase{"first_resume", [](PrefixWorld& w) { EXPECT_TRUE(w.manager.resume(w.matched, w.s1)); }},
+            PrefixCase{"rebase",
+                       [](PrefixWorld& w) { w.manager.commit(w.equal, TokenSpan(w.text).subspan(40, 70), {}, false); }},
+            PrefixCase{"commit_the_end",
+                       [](PrefixWorld& w) { w.manager.commit(w.other, TokenSpan(w.text).subspan(240, 20), {}, true); }},
+            PrefixCase{"stop_committing", [](PrefixWorld& w) { w.manager.stop_committing(w.other); }, true},
+            PrefixCase{"close", [](PrefixWorld& w) { w.manager.close(w.equal); }},
+            PrefixCase{"grow_by_evicting",
+                       [](PrefixWorld& w) {
+                           // Both attention groups have slots of one size: they share pool group 0.
+                           const SlotStatistics group = w.manager.statistics()[0];
+                           const std::int64_t blocks = (group.free + group.evictable) / 2;
+                           EXPECT_TRUE(w.manager.resize(w.equal, 160 + 32 * blocks, 40));
+                       }},
+            PrefixCase{"step",
+                       [](PrefixWorld& w) {
+                           StepBatch batch;
+                           batch.add(w.equal, 1, 160, 100);
+                           batch.add(w.other, 2, 100, 70);
+                           Tokens values(w.text.begin() + 40, w.text.begin() + 100);
+                           values.insert(values.end(), w.text.begin() + 240, w.text.begin() + 270);
+                           const std::vector<std::int32_t> offsets{0, 60, 90};
+                           StepInput input = batch.input(w.table, w.s2);
+                           input.token_values = values;
+                           input.token_offsets = offsets;
+                           const StepOutput output = w.manager.step(input);
+                           EXPECT_EQ(std::vector<int>(output.ok.begin(), output.ok.end()), (std::vector<int>{1, 1}));
+                       }}),
+        ::testing::Bool()),
+    [](const auto& tested) {
+        return std::string(std::get<0>(tested.param).name) + (std::get<1>(tested.param) ? "_with_state" : "");
+    });
 
 // The old owner's write may not land on the new owner's page, however late it runs.
 void expect_new_owner_wins(Manager& manager, CacheHandle cache, StreamId stream) {

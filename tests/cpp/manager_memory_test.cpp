@@ -5,6 +5,7 @@
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -66,7 +67,8 @@ constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 
 // Bytes that operator new has not seen: arrays that cost nothing until they are written (LazyArray).
 std::int64_t lazy_bytes(std::int64_t slots) {
-    return slots * 8          // ready events
+    return slots * 24         // ready sets
+           + slots * 32       // records of pages
            + slots / 8        // occupied bits
            + slots / 7 + 64;  // recycled bits with their tree
 }
@@ -131,6 +133,46 @@ TEST(Metadata, SteadyDecodeAllocatesNothing) {
     const std::int64_t before = num_news;
     decode(700);  // some twenty blocks each
     EXPECT_EQ(num_news - before, 0);
+}
+
+// Tokens that fill no block take no memory; a block costs the tree's records alone.
+TEST(Metadata, SteadyTokensAllocateNothingWithinABlock) {
+    constexpr std::int32_t kRequests = 64;
+    Manager manager(testing_configs::gpt_oss_120b(40 * kGiB), "virtual");
+    const Table table(2, kRequests, 200);
+    StepBatch batch;
+    std::vector<Token> values;
+    std::vector<std::int32_t> offsets{0};
+    for (std::int32_t i = 0; i < kRequests; ++i) {
+        const CacheHandle cache = open_active(manager, false);
+        ASSERT_TRUE(manager.resize(cache, 2049, 0));
+        const std::vector<Token> prompt(2048, i);
+        manager.commit(cache, prompt, {}, false);
+        batch.add(cache, i, 2050, 2049);
+        values.push_back(i);
+        offsets.push_back(i + 1);
+    }
+    const auto decode = [&](int steps) {
+        for (int step = 0; step < steps; ++step) {
+            StepInput input = batch.input(table);
+            input.token_values = values;
+            input.token_offsets = offsets;
+            const StepOutput output = manager.step(input);
+            ASSERT_EQ(std::count(output.ok.begin(), output.ok.end(), 1), kRequests);
+            for (std::size_t i = 0; i < batch.handles.size(); ++i) {
+                ++batch.capacities[i];
+                ++batch.histories[i];
+            }
+        }
+    };
+    decode(2);
+    const std::int64_t before = num_news;
+    decode(28);  // no block becomes full
+    EXPECT_EQ(num_news - before, 0);
+    decode(700);  // tables grow once, by half
+    const std::int64_t later = num_news;
+    decode(640);  // twenty blocks each: chunks of the tree's records, nothing per block
+    EXPECT_LT(num_news - later, 32);
 }
 
 }  // namespace

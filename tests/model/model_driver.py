@@ -53,14 +53,7 @@ class ModelDriver:
             return None
         if name == "create":
             return method(*args, answer[1][0])
-        try:
-            return ("ok", method(*args))
-        except oracle.Never:
-            return ("error", "NeverFitsError")
-        except oracle.Shortage:
-            return ("error", "OutOfPagesError")
-        except oracle.Misuse as error:
-            return ("error", str(error))
+        return oracle.answer_of(method, *args)
 
     def active(self, k: int) -> oracle.Cache:
         cache = self.caches[k]

@@ -201,14 +201,7 @@ class ReuseModel:
         method = getattr(self, f"do_{name}", None)
         if method is None:
             return None
-        try:
-            return ("ok", method(*arguments))
-        except oracle.Never:
-            return ("error", "NeverFitsError")
-        except oracle.Shortage:
-            return ("error", "OutOfPagesError")
-        except oracle.Misuse as error:
-            return ("error", str(error))
+        return oracle.answer_of(method, *arguments)
 
     def follow(self, command: tuple[Any, ...], answer: tuple[Any, ...]) -> None:
         if command[0] == "create" and answer[0] == "ok":

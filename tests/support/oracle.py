@@ -6,6 +6,7 @@ found by trying every count.  :class:`Model` predicts the snapshot of a whole ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
@@ -408,3 +409,15 @@ class Model:
             c.pages.get((lc, o, beam), -1) if c.status == ACTIVE and o not in gone else -1
             for o in range(blocks(c.capacity, self.tpb))
         ]
+
+
+def answer_of(call: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+    """What a driver would report of a call on a model."""
+    try:
+        return ("ok", call(*arguments))
+    except Never:
+        return ("error", "NeverFitsError")
+    except Shortage:
+        return ("error", "OutOfPagesError")
+    except Misuse as error:
+        return ("error", str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import strategies as st
 
 pytest.importorskip("pydantic")
 
@@ -54,3 +55,13 @@ class Recorder:
     def step(self, handles, rows, capacities, histories, table, tokens=None):
         self.calls.append(list(zip(rows.tolist(), histories.tolist(), capacities.tolist(), strict=True)))
         return self._manager.step(handles, rows, capacities, histories, table, tokens)
+
+
+LAYERS = st.lists(
+    st.one_of(
+        st.just(FULL), st.sampled_from([1, 5, 16, 33, 64, 200]).map(lambda w: replace(WINDOW, window=w)), st.just(STATE)
+    ),
+    min_size=1,
+    max_size=4,
+).filter(lambda layers: any(layer is not STATE for layer in layers))
+"""Layers of a model with some attention."""

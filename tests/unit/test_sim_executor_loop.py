@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from kvpool.sim.requests import TraceRequest
 from kvpool.sim.step_model import ReadCost, StepModel
 from kvpool.v2 import KVCacheManager
 from tests.support.arms import AVAILABLE, BACKEND_OF
-from tests.unit.sim_cases import FULL, MIB, MODEL, STATE, WINDOW, Recorder, job, requests_of, run
+from tests.unit.sim_cases import LAYERS, MIB, MODEL, Recorder, job, requests_of, run
 
 
 def record(requests: list[TraceRequest], **limits: int) -> tuple[ExecutorLoop, Recorder]:
@@ -165,15 +164,6 @@ def test_arms_agree_on_a_public_trace(data_dir: Path, arrival: str) -> None:
     assert outcome.failures == []
     for arm in outcome.result.arms.values():
         assert (arm.requests_finished, arm.max_seq_len_effective) == (150, 131_072)
-
-
-LAYERS = st.lists(
-    st.one_of(
-        st.just(FULL), st.sampled_from([1, 5, 16, 33, 64, 200]).map(lambda w: replace(WINDOW, window=w)), st.just(STATE)
-    ),
-    min_size=1,
-    max_size=4,
-).filter(lambda layers: any(layer is not STATE for layer in layers))
 
 
 @settings(max_examples=12)

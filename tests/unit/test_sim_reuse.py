@@ -28,7 +28,7 @@ from kvpool.sim.toy_tokens import prompt_tokens
 from kvpool.sim.workloads import make_workload
 from kvpool.v2 import KVCacheManager
 from tests.support.arms import AVAILABLE
-from tests.unit.sim_cases import FULL, MIB, MODEL, STATE, WINDOW, Recorder, job, requests_of, run
+from tests.unit.sim_cases import FULL, LAYERS, MIB, MODEL, STATE, Recorder, job, requests_of, run
 
 HYBRID = ModelGeometry("hybrid", max_position_embeddings=400, layers=(FULL, STATE))
 
@@ -290,14 +290,6 @@ def test_corruption_is_found_with_reuse() -> None:
     for arm in outcome.result.arms.values():
         assert arm.content_errors > 0
 
-
-LAYERS = st.lists(
-    st.one_of(
-        st.just(FULL), st.sampled_from([1, 5, 16, 33, 64, 200]).map(lambda w: replace(WINDOW, window=w)), st.just(STATE)
-    ),
-    min_size=1,
-    max_size=4,
-).filter(lambda layers: any(layer is not STATE for layer in layers))
 
 TEXT = st.tuples(st.integers(0, 2), st.integers(0, 90), st.integers(1, 60), st.integers(1, 60), st.booleans())
 

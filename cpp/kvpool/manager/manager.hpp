@@ -15,7 +15,8 @@
 //   and what the device throws
 // Threads: every method may be called by any thread (guard.hpp); one mutex serialises them, one thread per cache.
 // Streams: slots are ordered by events (transaction.hpp); the host never waits but in synchronize().
-// Memory: per slot of a pool group under 16 bytes, per block and attention life cycle of a living cache at most 6 bytes.
+// Memory: per slot of a pool group under 60 bytes once it was used, per block and attention life cycle of a living cache at most
+// 6 bytes; blocks in the tree: reuse/radix_tree.hpp.
 #pragma once
 
 #include <cstdint>

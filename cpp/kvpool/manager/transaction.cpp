@@ -95,11 +95,6 @@ void Transaction::adopt(LifeCycleId life_cycle, BlockTable& table, std::int64_t 
     put(table, i, slot);
 }
 
-void Transaction::adopt(LifeCycleId life_cycle, SlotId& owner, SlotId slot, std::int32_t priority) {
-    prefix_->adopt(life_cycle, slot, priority);
-    journal_->set(owner, slot);
-}
-
 void Transaction::resize(BlockTable& table, std::int64_t size) {
     if (size != table.size()) {
         journal_->note(&undo_resize, &table, static_cast<std::uint64_t>(table.size()));

@@ -40,7 +40,6 @@ public:
     [[nodiscard]] Savepoint savepoint() const noexcept { return {journal_->savepoint(), copies_.size()}; }
     // Takes part of the transaction back.
     void roll_back_to(const Savepoint& savepoint);
-    [[nodiscard]] Journal& journal() noexcept { return *journal_; }
 
     // Takes the page of entry i out of the table and lets go of it.
     void release(LifeCycleId life_cycle, BlockTable& table, std::int64_t i);
@@ -50,8 +49,6 @@ public:
     SlotId allocate(LifeCycleId life_cycle, std::int32_t priority);
     // Takes a linked page as entry i, which has none, without a use yet: use() says when.
     void adopt(LifeCycleId life_cycle, BlockTable& table, std::int64_t i, SlotId slot, std::int32_t priority);
-    // Takes a linked page without a table.
-    void adopt(LifeCycleId life_cycle, SlotId& owner, SlotId slot, std::int32_t priority);
     // The stream starts to use a page that another one may still write.
     void use(LifeCycleId life_cycle, SlotId slot) { tier_->borrow(group_of(life_cycle), slot); }
     // Puts a slot that the cache owns already into entry i, or takes it out.
@@ -69,10 +66,6 @@ public:
     void add_held(BlockTable& table, std::int64_t n);
     void set_scratch(ScratchBlocks& scratch, HalfOpenRange blocks);
     void set_lengths(KvCache& cache, Lengths lengths, const LengthBox& box);
-    template <class T>
-    void set(T& field, std::type_identity_t<T> value) {
-        journal_->set(field, value);
-    }
     // Moves the cache to another stream, which from now on runs after all that the old one has queued. A cache without a
     // stream just takes it.
     void rebind(KvCache& cache, StreamId stream);

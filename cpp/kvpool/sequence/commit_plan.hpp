@@ -22,11 +22,6 @@ struct CommitPlan {
     static constexpr std::int64_t kNone = -1;
 
     [[nodiscard]] bool fills_blocks() const noexcept { return end > first; }
-    // Where the tokens of the call begin that belong to block `ordinal`, which becomes full and does not begin with the old tail,
-    // or to the new tail (ordinal == end).
-    [[nodiscard]] std::int64_t offset_of(std::int64_t ordinal, std::int64_t tokens_per_block) const noexcept {
-        return ordinal * tokens_per_block - before;
-    }
 };
 
 // `prompt_length`: tokens; 0 if unknown.
